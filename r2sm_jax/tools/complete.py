@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 MIN_OCCLUDER_SHARE = 0.1
 """Of the added part: an object whose visible mask covers as much of it hides the object."""
+HIDDEN_FROM = 0.01
+"""Share of the complete mask: less than this is the rounding of two masks."""
 NO_NAME = "object"
 """The class of objects whose class is not known. No query names it."""
 REPLACED = ("bbox", "area", "segmentation", "visible_mask", "invisible_mask", "occlude_rate")
@@ -168,10 +170,13 @@ def summary(draft: Draft) -> str:
     """How many objects were completed, and how much is hidden of them."""
     annotations = draft.to_records()["annotations"]
     rates = [a["occlude_rate"] for a in annotations if "occluded_by" in a]
-    hidden = [rate for rate in rates if rate > 0]
+    hidden = [rate for rate in rates if rate >= HIDDEN_FROM]
     text = f"{len(rates)} objects completed in {len(draft.images)} images"
     if hidden:
-        text += f", {len(hidden)} of them larger now, hidden by {np.mean(hidden):.0%} on average"
+        text += (
+            f", {len(hidden)} of them larger now by {HIDDEN_FROM:.0%} and more, hidden by "
+            f"{np.mean(hidden):.0%} on average"
+        )
     if len(annotations) > len(rates):
         text += f"; {len(annotations) - len(rates)} crowds or ignored regions kept as they are"
     return text
