@@ -130,6 +130,16 @@ def test_segmentation_of_another_size_or_kind_is_refused():
         masks.from_segmentation("nothing", 10, 10)
 
 
+def test_areas_of_any_number_of_masks():
+    squares = []
+    for side in range(5):
+        mask = np.zeros((5, 5), bool)
+        mask[:side, :side] = True
+        squares.append(masks.encode(mask))
+    assert masks.areas([]) == []
+    assert masks.areas(squares * 200) == [0, 1, 4, 9, 16] * 200
+
+
 def test_box_area_and_union():
     mask = np.zeros((8, 10), bool)
     assert masks.box(mask) == (0, 0, 0, 0) and masks.area(mask) == 0

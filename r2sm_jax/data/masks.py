@@ -20,6 +20,8 @@ RLE = Mapping[str, Any]
 Mask = Bool[np.ndarray, "H W"]
 MAX_PIXELS = 1 << 28
 """Larger masks are refused: decoding takes a byte a pixel, several times over."""
+MAX_AREAS = 255
+"""RLEs that `coco.area` takes in one call; more overflow its counter (pycocotools 2.0.11)."""
 MOST_PARTS = 4
 """How many parts of a mask an `outline` has at most."""
 MOST_POINTS = 24
@@ -209,7 +211,10 @@ def intersect(one: RLE, other: RLE) -> RLE:
 
 def areas(rles: Sequence[RLE]) -> list[int]:
     """Number of pixels in each compressed RLE."""
-    return [int(n) for n in coco.area(list(rles))] if rles else []
+    counts: list[int] = []
+    for start in range(0, len(rles), MAX_AREAS):
+        counts += [int(n) for n in coco.area(list(rles[start : start + MAX_AREAS]))]
+    return counts
 
 
 def ious(
