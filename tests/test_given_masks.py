@@ -172,6 +172,7 @@ def test_the_type_of_a_given_mask_can_be_forced(predictor):
         ([MODAL], [MUG, BOX], "2 masks, but 1 queries"),
         ([MODAL, AMODAL], [MUG, np.zeros(SIZE, bool)], "mask of query 2 .* is empty"),
         ([MODAL], [MUG[:30]], "mask of query 1 .* 30 x 80"),
+        ([MODAL], MUG, "one mask alone"),
     ],
 )
 def test_bad_masks_for_queries_are_refused(predictor, queries, given, named):
@@ -182,6 +183,12 @@ def test_bad_masks_for_queries_are_refused(predictor, queries, given, named):
 def test_bad_masks_to_complete_are_refused(predictor):
     with pytest.raises(InputError, match=r"mask 2 .* is empty"):
         predictor.complete([MUG, np.zeros(SIZE, bool)])
+    for one in (MUG, masks.encode(MUG)):
+        with pytest.raises(InputError, match="one mask alone"):
+            predictor.complete(one)
+    with pytest.raises(InputError, match="masks is None"):
+        predictor.complete(None)
+    assert predictor.complete([]) == []
     with pytest.raises(InputError, match="2 neighbours, but 1 masks"):
         predictor.complete([MUG], neighbours=[BOX, BOX])
     with pytest.raises(InputError, match=r"neighbours of mask 1 .* 30 x 80"):

@@ -1,7 +1,7 @@
 """Visible masks that a caller or a file gives: reading them in the layouts of other systems, and
 cleaning them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,21 @@ def read_mask(value: Any, size: tuple[int, int], name: str, *, may_be_empty: boo
             "the image's size"
         ) from error
     return mask
+
+
+def list_masks(values: Iterable[Any] | None) -> list[Any]:
+    """The masks that a caller gives for several objects, in the layouts of `to_mask`.
+
+    Raises InputError for one mask alone, and for None, which some systems give where they have
+    found nothing.
+    """
+    if values is None:
+        raise InputError(
+            "masks is None; give a list of masks, which is empty where nothing was found"
+        )
+    if isinstance(values, Mapping) or getattr(values, "ndim", None) == 2:
+        raise InputError("masks is one mask alone; give a list of masks, such as [mask]")
+    return list(values)
 
 
 def to_mask(value: Any, size: tuple[int, int]) -> Mask:

@@ -39,7 +39,7 @@ from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import MaskCompleter, no_completer
 from r2sm_jax.inference.decision import TruncatedQuery, check_query, decide, decide_without_words
-from r2sm_jax.inference.given_masks import read_mask
+from r2sm_jax.inference.given_masks import list_masks, read_mask
 from r2sm_jax.inference.outliner import MaskOutliner
 from r2sm_jax.inference.postprocess import to_prediction, with_given_mask, with_hiders
 from r2sm_jax.inference.prediction import Prediction
@@ -268,6 +268,8 @@ class Predictor:
         others; and if the model has no completer, or reads no boxes and clicks.
         """
         texts = [queries] if isinstance(queries, str) else [query or "" for query in queries]
+        if masks is not None:
+            masks = list_masks(masks)
         given_masks = one_for_each(masks, len(texts), "masks", "mask")
         image = self._image_or(image)
         if not isinstance(image, EncodedImage):
@@ -336,7 +338,7 @@ class Predictor:
             raise no_completer("this model")
         size = pixels.shape[:2]
         visible_masks = []
-        for number, mask in enumerate(masks, start=1):
+        for number, mask in enumerate(list_masks(masks), start=1):
             visible_masks.append(read_mask(mask, size, f"mask {number}"))
         if neighbours is None:
             return self.completer(pixels, visible_masks)
