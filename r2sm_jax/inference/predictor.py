@@ -316,7 +316,7 @@ class Predictor:
 
     def complete(
         self,
-        masks: Iterable[Any],
+        masks: Iterable[Any] | None,
         neighbours: Sequence[Any | None] | None = None,
         image: EncodedImage | ImageLike | None = None,
     ) -> list[Mask]:
@@ -324,7 +324,7 @@ class Predictor:
 
         Args:
             masks: what shows of each object, in a layout of `given_masks.to_mask`; an array
-                `[m H W]` will do.
+                `[m H W]` will do. None, as some systems give it where they find nothing, is refused.
             neighbours: for each object the union of the visible masks of all others, or None where
                 it is not known. Default: the union of the other `masks`.
             image: default: the one of `set_image`.
