@@ -324,7 +324,8 @@ class Predictor:
 
         Args:
             masks: what shows of each object, in a layout of `given_masks.to_mask`; an array
-                `[m H W]` will do. None, as some systems give it where they find nothing, is refused.
+                `[m H W]` will do. None, which some systems give where they find nothing, is
+                refused.
             neighbours: for each object the union of the visible masks of all others, or None where
                 it is not known. Default: the union of the other `masks`.
             image: default: the one of `set_image`.
