@@ -72,15 +72,17 @@ from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.pretrained import load_pretrained
-from r2sm_jax.models.r2sm import Calibration
+from r2sm_jax.models.r2sm import UNSURE_BELOW, Calibration
 from r2sm_jax.train_completer import train_completer
 from r2sm_jax.train_outliner import train_outliner
 from r2sm_jax.training.calibration import (
     MASK_SHIFTS,
     best_shift,
+    calibrated_iou,
     fit_iou,
     fit_presence,
     fit_temperature,
+    fit_unsure,
 )
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.device_batches import DeviceBatches
@@ -638,8 +640,8 @@ def calibrate_masks(
     """Scores the split that selects checkpoints.
 
     Returns the results, before calibration, and `calibration` fitted to them: the mask threshold,
-    the predicted IoUs of masks that have it, and with `fit_absence`, for training data with queries
-    that have no target, the presence.
+    the predicted IoUs of masks that have it, with `fit_absence`, for training data with queries
+    that have no target, the presence, and the predicted IoU below which answers are unsure.
     """
     uncalibrated = Calibration(type_temperature=calibration.type_temperature)
     uncalibrated_predictor = predictor.updated(calibration=uncalibrated)
@@ -654,11 +656,26 @@ def calibrate_masks(
     if fit_absence:
         logits = np.array([result.presence for result in present], float)
         presence_bias = fit_presence(logits, predictor.config.presence_threshold)
+
+    # Also answers about things that are not there: they are wrong.
+    answered = [
+        result
+        for result in results.results
+        if result.presence is None
+        or result.presence + presence_bias > predictor.config.presence_threshold
+    ]
+    predicted = np.array([result.predicted_iou for result in answered], float)
+    unsure_below = fit_unsure(
+        calibrated_iou(predicted, scale, shift),
+        iou_at_shifts(answered)[:, index],
+        default=UNSURE_BELOW,
+    )
     fitted = uncalibrated._replace(
         iou_scale=scale,
         iou_shift=shift,
         presence_bias=presence_bias,
         mask_shift=float(MASK_SHIFTS[index]),
+        unsure_below=unsure_below,
     )
     # Processes may round differently; the first one decides for all.
     return results, Calibration(*run_on_main(lambda: fitted))

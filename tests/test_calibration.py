@@ -22,6 +22,7 @@ from r2sm_jax.training.calibration import (
     fit_iou,
     fit_presence,
     fit_temperature,
+    fit_unsure,
 )
 
 
@@ -83,6 +84,20 @@ def test_the_shift_with_the_highest_mean_iou_is_best_and_the_smallest_of_equal_o
     assert MASK_SHIFTS[best_shift(iou[1:])] == 0
 
 
+def test_of_the_answers_that_are_not_unsure_four_of_five_are_right():
+    predicted = np.linspace(0, 1, 101)
+    # The best fifty are right, the others wrong: 50 of 62 are more than four of five.
+    true = np.where(predicted > 0.505, 0.9, 0.1)
+    below = fit_unsure(predicted, true, default=0.3)
+    sure = predicted >= below
+    assert np.mean(true[sure] > 0.5) >= 0.8
+    assert sure.sum() == 62
+
+    assert fit_unsure(predicted, np.full(101, 0.4), default=0.3) == 1.0
+    assert fit_unsure(predicted, np.full(101, 0.6), default=0.3) == 0.0
+    assert fit_unsure(predicted[1:50], true[1:50], default=0.3) == 0.3
+
+
 class HaloPredictor(Predictor):
     """Finds the left half of every image, and is a little less sure of a halo around it."""
 
@@ -124,11 +139,12 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
     logits = np.log(raw / (1 - raw))
     calibrated = 1 / (1 + np.exp(-(fitted.iou_scale * logits + fitted.iou_shift)))
     assert calibrated.mean() > 0.9
+    assert fitted.unsure_below == pytest.approx(calibrated.min(), abs=1e-4)
     # With it, which is how the results were made, two thirds of each mask would be.
     assert results.results[0].overlap.union == pytest.approx(left.sum() * 3 / 2, rel=0.1)
 
     _, of_few = calibrate_masks(halo, ListedSource(samples[1:]), Calibration(), fit_absence=False)
-    assert of_few.mask_shift == 0
+    assert of_few.mask_shift == 0 and of_few.unsure_below == 0.3
 
 
 def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predictor):

@@ -158,12 +158,12 @@ def test_the_answer_is_the_first_line(photo, tmp_path, command):
 
 def test_a_low_score_is_said(photo, tmp_path, command, stub):
     sure = command(main, "RUN", photo, QUERY, "--out", tmp_path / "sure")
-    assert "unsure" not in sure.out
+    assert "(unsure)" not in sure.out
     assert "unsure" not in json.loads((tmp_path / "sure" / "prediction.json").read_text())
     stub.predicted_iou = 0.2
     end = command(main, "RUN", photo, QUERY, "--out", tmp_path / "unsure")
     answer = json.loads((tmp_path / "unsure" / "prediction.json").read_text())
-    assert answer["score"] < 0.3 and answer["unsure"] is True and "unsure" in end.out
+    assert answer["score"] < 0.3 and answer["unsure"] is True and "(unsure)" in end.out
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from r2sm_jax.data.sheet import OCCLUDED, VISIBLE, overlay
 from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.prediction import InstanceMask, Prediction
+from r2sm_jax.models.r2sm import UNSURE_BELOW
 from r2sm_jax.query import Click, MaskType
 
 PREVIEW_SIDE = 960
@@ -67,6 +68,8 @@ class Answer:
     """Whether the visible mask is the visitor's own."""
     is_corrected: bool = False
     """Whether the visitor brushed the hidden part."""
+    unsure_below: float = UNSURE_BELOW
+    """A score below this is called unsure."""
 
     @classmethod
     def of(cls, prediction: Prediction) -> "Answer":
@@ -82,7 +85,13 @@ class Answer:
             visible=masks.encode(prediction.modal),
             complete=masks.encode(prediction.amodal),
             is_given=prediction.is_given,
+            unsure_below=prediction.unsure_below,
         )
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the score says that the mask is probably not what was meant."""
+        return self.score is not None and self.score < self.unsure_below
 
     @property
     def mask(self) -> RLE:
@@ -109,6 +118,7 @@ class Answer:
             presence=self.presence,
             unread=self.unread,
             is_given=self.is_given,
+            unsure_below=self.unsure_below,
         )
 
 

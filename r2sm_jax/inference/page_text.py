@@ -8,7 +8,6 @@ from r2sm_jax.data.annotations import FILE_NAME, Annotation
 from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
 from r2sm_jax.inference.answer import Facts, describe as describe_facts
 from r2sm_jax.inference.page_session import Answer, Session
-from r2sm_jax.inference.prediction import UNSURE_BELOW
 
 START = "Choose an image, then say what you want."
 WAITING = "The answer comes as soon as the image is there."
@@ -27,7 +26,7 @@ def describe(answer: Answer) -> str:
     if answer.is_given or answer.is_corrected:
         quality = "masks given or corrected by you"
     elif answer.score is not None:
-        unsure = " (unsure)" if answer.score < UNSURE_BELOW else ""
+        unsure = " (unsure)" if answer.is_unsure else ""
         quality = f"predicted IoU {answer.score:.2f}{unsure}"
     facts = [
         f"{area / (height * width):.1%} of the image",
@@ -45,8 +44,7 @@ def describe(answer: Answer) -> str:
             has_mask=bool(area),
             num_instances=answer.num_instances,
             hidden_share=hidden_share,
-            is_unsure=answer.presence < 0.5
-            or (answer.score is not None and answer.score < UNSURE_BELOW),
+            is_unsure=answer.is_unsure or answer.presence < 0.5,
             is_given=answer.is_given,
         )
     )

@@ -26,7 +26,7 @@ from r2sm_jax.data.masks import Mask
 from r2sm_jax.inference.answer import find_hiders
 from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
-from r2sm_jax.models.r2sm import R2SMOutput
+from r2sm_jax.models.r2sm import UNSURE_BELOW, R2SMOutput
 
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
@@ -67,6 +67,7 @@ def to_prediction(
     with_candidates: bool = False,
     with_logits: bool = False,
     unread: str = "",
+    unsure_below: float = UNSURE_BELOW,
 ) -> Prediction:
     """Makes the prediction for one query.
 
@@ -77,6 +78,7 @@ def to_prediction(
         with_candidates: fill in `Prediction.candidates`.
         with_logits: fill in `Prediction.mask_logits`.
         unread: the end of the query that the language model did not read.
+        unsure_below: the predicted IoU below which the answer is called unsure.
     """
     fused = output.fused
     slots = output.slots
@@ -128,6 +130,7 @@ def to_prediction(
         presence=float(expit(np.float64(fused.presence))),
         undecided=decision.undecided,
         unread=unread,
+        unsure_below=unsure_below,
     )
 
 
@@ -149,6 +152,8 @@ def with_given_mask(
     return replace(
         prediction,
         score=modal_score if prediction.mask_type == "modal" else None,
+        # What is fitted is fitted to masks that the model found by words.
+        unsure_below=UNSURE_BELOW,
         presence=1.0,
         is_given=modal_score is None,
         modal=modal,

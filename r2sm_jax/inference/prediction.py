@@ -17,13 +17,11 @@ from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.inference.answer import Facts, describe
+from r2sm_jax.models.r2sm import UNSURE_BELOW
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
 """Names of a prediction's masks; `mask` is the one that the query asks for."""
-UNSURE_BELOW = 0.3
-"""A predicted IoU below this is called unsure: the mask is rather something else than what was
-meant."""
 MAX_PICTURE = 4_000_000
 """Pixels of an overlay that is written. At 48 megapixels it would take 2 GB of memory."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
@@ -90,6 +88,9 @@ class Prediction:
     """False for a system that gives one mask a query: `modal` and `amodal` are the same then."""
     hidden_by: str = ""
     """The name of what hides it, where another query of the same call has found that."""
+    unsure_below: float = UNSURE_BELOW
+    """A `score` below this is called unsure: the mask is rather something else than what was
+    meant."""
 
     @cached_property
     def occluded(self) -> Mask:
@@ -274,7 +275,7 @@ class Prediction:
     @property
     def is_unsure(self) -> bool:
         """Whether the predicted IoU says that `mask` is probably not what was meant."""
-        return self.score is not None and self.score < UNSURE_BELOW
+        return self.score is not None and self.score < self.unsure_below
 
     @property
     def quality(self) -> str:

@@ -635,6 +635,7 @@ class Predictor:
                 with_candidates=with_candidates,
                 with_logits=with_logits,
                 unread=self.text_encoder.cut_off(query) if is_truncated else "",
+                unsure_below=float(self.calibration.unsure_below),
             )
             predictions.append(prediction)
         return predictions

@@ -49,6 +49,10 @@ class ImageFeatures(NamedTuple):
     """Pixel features at a quarter of that stride: masks are dot products of kernels with them."""
 
 
+UNSURE_BELOW = 0.3
+"""The predicted IoU below which an answer is called unsure, where none is fitted."""
+
+
 class Calibration(NamedTuple):
     """Numbers that are fitted to a trained model's answers (training/calibration.py). The defaults
     change nothing.
@@ -67,6 +71,8 @@ class Calibration(NamedTuple):
     """Is added to the logit that a query has a target."""
     mask_shift: float | Float[Array, ""] = 0.0
     """Is added to `ModelConfig.mask_threshold`."""
+    unsure_below: float | Float[Array, ""] = UNSURE_BELOW
+    """Predicted IoUs below this are called unsure."""
 
 
 NOT_CALIBRATED = Calibration()

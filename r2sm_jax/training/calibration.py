@@ -1,5 +1,5 @@
-"""Post-hoc calibration of the mask type, the mask threshold, the predicted IoU and the presence of
-a target.
+"""Post-hoc calibration of the mask type, the mask threshold, the predicted IoU, the presence of a
+target, and of which answers are called unsure.
 
 The weights do not change. The temperature of the mask type is fitted on sentences that nothing is
 trained on; all else on the split that selects checkpoints. Masks whose presence falls below its
@@ -15,11 +15,17 @@ MIN_TEMPERATURE = 0.2
 MAX_TEMPERATURE = 5.0
 MIN_VALUES = 50
 """With fewer queries nothing is fitted, since it would follow their noise."""
-MASK_SHIFTS = np.arange(-9, 17) / 10
+MASK_SHIFTS = np.arange(-18, 17) / 10
 """Shifts of the mask threshold that are tried: with the default of `ModelConfig.mask_threshold`,
-logits from -1.5 to 1. One of them is exactly 0."""
+logits from -2.4 to 1. One of them is exactly 0."""
 MISSED_SHARE = 0.04
 """The share of targets that are there for which the model may answer that nothing is."""
+RIGHT_FROM = 0.5
+"""The IoU above which an answer is called right."""
+RIGHT_SHARE = 0.8
+"""The share of right answers among those that are not called unsure."""
+MIN_SURE = 10
+"""So many answers are not called unsure, else all are: the share among fewer says little."""
 
 
 def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " n"]) -> float:
@@ -44,12 +50,11 @@ def fit_iou(
     ones, by the mean absolute error; (1, 0) where there are few."""
     if len(true) < MIN_VALUES:
         return 1.0, 0.0
-    logits = logit(np.clip(predicted, 0.001, 0.999))
 
     # The scale is positive, so that the order of the predicted IoUs stays.
     def error(scale_and_shift: np.ndarray) -> float:
         scale, shift = scale_and_shift
-        return float(np.abs(expit(abs(scale) * logits + shift) - true).mean())
+        return float(np.abs(calibrated_iou(predicted, abs(scale), shift) - true).mean())
 
     # The mean absolute error has kinks, which Nelder-Mead does not mind. Its own first simplex
     # would be 0.00025 wide along the shift, which starts at 0, and may stay there.
@@ -78,3 +83,30 @@ def fit_presence(logits: Float[np.ndarray, " n"], threshold: float) -> float:
     if len(logits) < MIN_VALUES:
         return 0.0
     return float(threshold - np.quantile(logits, MISSED_SHARE))
+
+
+def calibrated_iou(
+    predicted: Float[np.ndarray, " n"], scale: float, shift: float
+) -> Float[np.ndarray, " n"]:
+    """Predicted IoUs with the scale and shift of their logits, as the model computes them."""
+    return expit(scale * logit(np.clip(predicted, 0.001, 0.999)) + shift)
+
+
+def fit_unsure(
+    predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"], default: float
+) -> float:
+    """The predicted IoU below which answers are called unsure, so that of the others at least
+    `RIGHT_SHARE` are right.
+
+    The smallest such value; 1, so that all answers are unsure, if there is none; `default` where
+    there are few answers.
+    """
+    if len(true) < MIN_VALUES:
+        return default
+    order = np.argsort(-predicted, kind="stable")
+    is_right = true[order] > RIGHT_FROM
+    share = np.cumsum(is_right) / np.arange(1, len(true) + 1)
+    enough = np.flatnonzero(share[MIN_SURE - 1 :] >= RIGHT_SHARE)
+    if not len(enough):
+        return 1.0
+    return float(predicted[order[enough[-1] + MIN_SURE - 1]])
