@@ -10,6 +10,7 @@ from flax import nnx
 from r2sm_jax import predict, train
 from r2sm_jax.config import OutlinerConfig
 from r2sm_jax.data import masks
+from r2sm_jax.data.crops import CropWindow
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.prompt_crops import (
     BOX_EXTENT,
@@ -23,7 +24,13 @@ from r2sm_jax.data.prompt_crops import (
 from r2sm_jax.evaluation.prompts import iou, outliner_figures
 from r2sm_jax.inference.export_folder import RELEASED, check_export
 from r2sm_jax.inference.exporter import add_parts
-from r2sm_jax.inference.outliner import MaskOutliner, load_outliner, save_outliner
+from r2sm_jax.inference.outliner import (
+    MaskOutliner,
+    Outline,
+    choose_outline,
+    load_outliner,
+    save_outliner,
+)
 from r2sm_jax.inference.run import load_export
 from r2sm_jax.models.efficientnet import EfficientNetLite
 from r2sm_jax.models.encoder_sizes import KNOWN_SIZES
@@ -133,6 +140,28 @@ def test_an_answer_has_the_size_of_the_image_and_a_predicted_iou(outliner):
     # A prompt is answered alike alone and beside others.
     (alone,) = outliner(image, [click])
     np.testing.assert_array_equal(alone.mask, both[1].mask)
+
+
+def test_the_mask_that_several_windows_agree_on_is_chosen():
+    """A part has the highest predicted IoU, the background of the largest window the lowest."""
+    whole = np.zeros((40, 50), bool)
+    whole[10:30, 10:40] = True
+    nearly_whole = whole.copy()
+    nearly_whole[10:12] = False
+    part = np.zeros_like(whole)
+    part[15:20, 20:25] = True
+    outlines = [
+        Outline(np.ones_like(whole), 0.2),
+        Outline(whole, 0.6),
+        Outline(nearly_whole, 0.6),
+        Outline(part, 0.7),
+    ]
+    windows = [CropWindow(0, 0, side) for side in (50, 40, 30, 20)]
+    assert choose_outline(outlines, windows) is outlines[1]
+
+    # Where no window finds anything, the largest one answers.
+    nothing = [Outline(np.zeros_like(whole), 0.1), Outline(np.zeros_like(whole), 0.1)]
+    assert choose_outline(nothing, windows[:2]) is nothing[0]
 
 
 def test_first_blocks_give_the_features_of_the_whole_backbone():

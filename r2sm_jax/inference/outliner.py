@@ -3,12 +3,14 @@
 An outliner is stored as parts.py says. It has no further values.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Float, UInt8
 
@@ -27,6 +29,11 @@ NAME = "outliner"
 BATCH_SIZES = (1, 8)
 """Crops that are read at once; fewer are padded, so that few shapes are compiled."""
 OUTSIDE_LOGIT = -20.0  # nothing is added where the crop does not reach
+COMPARED_SIDE = 640
+"""Masks of different crops are compared on about so many pixels of the longer side."""
+SIZE_WEIGHT = 0.1
+"""How much a crop of e times the side is preferred, as a difference of agreement. Measured on
+photos that were trained on: IoU of one click 0.527, 0.498 without it, 0.452 by predicted IoU."""
 
 
 class Outline(NamedTuple):
@@ -65,33 +72,39 @@ class MaskOutliner:
         """The visible mask that each prompt means.
 
         A box says how large the object is, clicks do not. So crops of several sizes are read
-        around clicks, and that with the highest predicted IoU is kept. A second look, at the box of
-        the mask that was found in it, draws a finer outline.
+        around clicks, and the mask that agrees best with those of the others is kept. A second
+        look, at the box of that mask, draws a finer outline.
         """
         return [self._outline(image, prompt) for prompt in prompts]
 
     def _outline(self, image: np.ndarray, prompt: Prompt) -> Outline:
         height, width = image.shape[:2]
         if prompt.box is not None:
-            return self._best(image, [window_of_box(prompt.box)], prompt)
+            (outline,) = self._read(image, [window_of_box(prompt.box)], prompt)
+            return outline
 
-        found = self._best(image, windows_of_clicks(prompt.clicks, height, width), prompt)
+        windows = windows_of_clicks(prompt.clicks, height, width)
+        found = choose_outline(self._read(image, windows, prompt), windows)
         if not found.mask.any():
             return found
         x0, y0, x1, y1 = masks.box(found.mask)
         with_box = Prompt((x0, y0, x1, y1), prompt.clicks)
-        second = self._best(image, [window_of_box((x0, y0, x1, y1))], with_box)
+        (second,) = self._read(image, [window_of_box((x0, y0, x1, y1))], with_box)
         return second if second.mask.any() else found
 
-    def _best(self, image: np.ndarray, windows: Sequence[CropWindow], prompt: Prompt) -> Outline:
-        """The answer of the window with the highest predicted IoU."""
+    def _read(
+        self, image: np.ndarray, windows: Sequence[CropWindow], prompt: Prompt
+    ) -> list[Outline]:
+        """The answer of each window."""
         size = self.config.size
         crops = np.stack([cut_prompt_crop(image, window, size, prompt) for window in windows])
         logits, ious = self._compute_padded(crops)
-        best = int(ious.argmax())
         height, width = image.shape[:2]
-        image_logits = windows[best].paste(logits[best], height, width, OUTSIDE_LOGIT)
-        return Outline(image_logits > 0, float(ious[best]))
+        outlines = []
+        for window, window_logits, iou in zip(windows, logits, ious, strict=True):
+            image_logits = window.paste(window_logits, height, width, OUTSIDE_LOGIT)
+            outlines.append(Outline(image_logits > 0, float(iou)))
+        return outlines
 
     def _compute_padded(
         self, crops: UInt8[np.ndarray, "m s s c"]
@@ -108,6 +121,27 @@ class MaskOutliner:
             logits.append(np.asarray(logits_of_part)[: len(part)])
             ious.append(np.asarray(ious_of_part)[: len(part)])
         return np.concatenate(logits), np.concatenate(ious)
+
+
+def choose_outline(outlines: Sequence[Outline], windows: Sequence[CropWindow]) -> Outline:
+    """The outline of the window whose mask agrees best with the masks of all windows.
+
+    A window that is too small shows a part of the object, and each such window another part. The
+    mask of the whole object is found in several windows. The predicted IoU alone often prefers a
+    part; here it says how much the mask of a window counts.
+    """
+    step = math.ceil(max(outlines[0].mask.shape) / COMPARED_SIDE)
+    compared = np.stack([outline.mask[::step, ::step] for outline in outlines]).astype(np.float32)
+    flat = rearrange(compared, "w h x -> w (h x)")
+    intersections = flat @ flat.T
+    areas = np.diag(intersections)
+    unions = areas[:, None] + areas - intersections
+    ious = intersections / np.maximum(unions, 1)
+
+    weights = np.array([outline.iou for outline in outlines])
+    agreement = ious @ weights / weights.sum()
+    sides = np.array([window.side for window in windows])
+    return outlines[int(np.argmax(agreement + SIZE_WEIGHT * np.log(sides)))]
 
 
 def save_outliner(folder: Path, outliner: MaskOutliner) -> None:
