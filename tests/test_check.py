@@ -188,6 +188,12 @@ def test_warnings(records, sentence, tmp_path, command):
     assert any(line.startswith("warning: ") and sentence in line for line in end.err.splitlines())
 
 
+def test_classes_without_a_name_are_not_taken_for_one(tmp_path, command):
+    records = good()
+    records["categories"] += [{"id": number, "name": "object"} for number in (2, 3)]
+    assert not command(main, "check", save(tmp_path, records)).err
+
+
 def test_boxes_in_the_place_of_masks(tmp_path, command):
     records = good()
     for number in range(10, 30):

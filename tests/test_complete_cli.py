@@ -246,6 +246,7 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["COCO", *FLAGS, "--out", "COCO"], "--overwrite"),
         (["BOXES", *FLAGS], "none of the 2 results has a mask"),
         (["RESULTS", *FLAGS], "named 99"),
+        (["NAMELESS", *FLAGS], "no image_id"),
         (["OTHER", *FLAGS], "neither a COCO instances file"),
         (["EMPTY", *FLAGS], "no masks to complete"),
         (["CROWDS", *FLAGS], "all 4 annotations are crowds .* --crowds objects"),
@@ -261,6 +262,8 @@ def test_refusals(arguments, named, place, refused):
         "COCO": instances(),
         "BOXES": [{k: v for k, v in entry.items() if k != "segmentation"} for entry in results()],
         "RESULTS": results((99, 99)),
+        # As SAM's automatic masks are stored.
+        "NAMELESS": [{"segmentation": entry["segmentation"]} for entry in results()],
         "OTHER": {"images": []},
         "EMPTY": instances() | {"annotations": []},
         "CROWDS": instances(),

@@ -17,6 +17,7 @@ from rich.progress import track
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.annotations import NO_CATEGORY
 from r2sm_jax.data.dataset import Dataset, read_json, read_records
 from r2sm_jax.data.images import (
     find_image,
@@ -343,6 +344,8 @@ def find_repeated(records: Mapping[str, Any]) -> Iterator[str]:
 
     names: dict[str, list[str]] = {}
     for category in records["categories"]:
+        if category["name"] == NO_CATEGORY:
+            continue  # classes without a name, which can be many
         key = " ".join(category["name"].lower().split())
         names.setdefault(key, []).append(category["name"])
     similar = next((same for same in names.values() if len(same) > 1), None)
