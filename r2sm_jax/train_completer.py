@@ -14,7 +14,7 @@ from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.completion import completer_figures, reference_figures
+from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
 from r2sm_jax.inference.completion import MaskCompleter, save_completer
 from r2sm_jax.models.completion import Completer
 from r2sm_jax.training.completion import cut_examples, make_loss
@@ -38,7 +38,7 @@ def train_completer(config: Config) -> Path:
     )
     dev = spread_evenly(dev, config.train.evaluate_samples)
     samples = [dev[index] for index in range(len(dev))]
-    references = reference_figures(samples)
+    references = score_completion(REFERENCE_METHODS, samples)
     if not references["visible mask"]["hidden"]["objects"]:
         raise InputError(
             f"{config.data.source}: the split dev has no hidden object whose complete shape is "
@@ -78,7 +78,7 @@ def choose_threshold(
     candidates = []
     for threshold in THRESHOLDS:
         candidate = completer.updated(threshold=threshold)
-        candidates.append((candidate, completer_figures(candidate, samples)))
+        candidates.append((candidate, score_completion(methods_of(candidate), samples)))
     # Objects that nothing hides count as well: what is added to them is wrong.
     return max(candidates, key=lambda candidate: mean_iou(candidate[1]))
 

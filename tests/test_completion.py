@@ -12,9 +12,11 @@ from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import (
-    completion_figures,
+    REFERENCE_METHODS,
+    Method,
     convex_hull,
     hulls_inside_neighbours,
+    methods_of,
     score_completion,
     score_object,
 )
@@ -204,11 +206,11 @@ def test_completion_is_scored_over_hidden_and_other_objects_with_all_neighbours(
         seen.extend(neighbours)
         return hulls_inside_neighbours(image, visible, neighbours)
 
-    figures = score_completion(complete, [sample], with_neighbours=True)
+    methods = {"neighbours": Method(complete, True), "alone": Method(complete, False)}
+    figures = score_completion(methods, [sample])["neighbours"]
     assert figures["hidden"]["objects"] == figures["not_hidden"]["objects"] == 1
     assert figures["not_hidden"]["amodal_iou"] == 1
     np.testing.assert_array_equal(seen[0], front | instances[2].modal)
-    score_completion(complete, [sample], with_neighbours=False)
     assert seen[2:] == [None, None]
 
 
@@ -218,7 +220,8 @@ def test_the_report_has_the_completer_beside_the_rules_that_learn_nothing(comple
         Instance(1, "cup", whole & ~front, whole),
         Instance(2, "box", front, front),
     )
-    figures = completion_figures(completer, [Sample(1, "a.png", image, instances, ())])
+    methods = REFERENCE_METHODS | methods_of(completer)
+    figures = score_completion(methods, [Sample(1, "a.png", image, instances, ())])
     assert list(figures) == [
         "visible mask",
         "hull",

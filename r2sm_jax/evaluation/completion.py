@@ -4,9 +4,9 @@ Two rules that learn nothing stand beside every figure: the convex hull of the v
 that hull inside the visible masks of the other objects.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -57,30 +57,40 @@ def scored_instances(sample: Sample) -> list[Instance]:
     ]
 
 
-def score_completion(
-    complete: Completions, samples: Iterable[Sample], *, with_neighbours: bool
-) -> dict[str, Any]:
-    """The figures of `summarize` for a completer, over all scored objects of some samples.
+class Method(NamedTuple):
+    """A way to complete visible masks."""
 
-    `with_neighbours`: the masks of all other objects of the image are known.
+    complete: Completions
+    with_neighbours: bool
+    """Whether it is told the masks of all other objects of the image."""
+
+
+def score_completion(
+    methods: Mapping[str, Method], samples: Iterable[Sample]
+) -> dict[str, dict[str, Any]]:
+    """The figures of `summarize` for each method, over all scored objects of some samples.
+
+    The samples are read once, one at a time: they may be more than memory holds.
     """
-    scores = []
+    scores: dict[str, list[ObjectScore]] = {name: [] for name in methods}
     for sample in samples:
         instances = scored_instances(sample)
         if not instances:
             continue
         visible = [instance.modal for instance in instances]
-        neighbours: list[Mask | None] = [None] * len(visible)
-        if with_neighbours:
-            # Of all annotated objects, also of those that are not scored.
-            everything = [instance.modal for instance in sample.instances]
-            union_of_others = dict(zip(map(id, everything), others_of(everything), strict=True))
-            neighbours = [union_of_others[id(mask)] for mask in visible]
-        answers = complete(sample.image, visible, neighbours)
-        for instance, answer in zip(instances, answers, strict=True):
-            truth = instance.complete | instance.modal
-            scores.append(score_object(instance.modal, truth, answer))
-    return summarize(scores)
+        # Of all annotated objects, also of those that are not scored.
+        everything = [instance.modal for instance in sample.instances]
+        union_of_others = dict(zip(map(id, everything), others_of(everything), strict=True))
+        neighbours = [union_of_others[id(mask)] for mask in visible]
+        no_neighbours = [None] * len(visible)
+
+        for name, method in methods.items():
+            others = neighbours if method.with_neighbours else no_neighbours
+            answers = method.complete(sample.image, visible, others)
+            for instance, answer in zip(instances, answers, strict=True):
+                truth = instance.complete | instance.modal
+                scores[name].append(score_object(instance.modal, truth, answer))
+    return {name: summarize(of_method) for name, of_method in scores.items()}
 
 
 def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
@@ -105,37 +115,15 @@ def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
     }
 
 
-def completion_figures(
-    completer: MaskCompleter, samples: Iterable[Sample]
-) -> dict[str, dict[str, Any]]:
-    """Figures of a completer, after those of the rules that learn nothing."""
-    samples = list(samples)
-    return reference_figures(samples) | completer_figures(completer, samples)
-
-
-def completer_figures(
-    completer: MaskCompleter, samples: Sequence[Sample]
-) -> dict[str, dict[str, Any]]:
-    """Figures of a completer that knows all other masks of an image, and of one that is given a
-    mask alone."""
+def methods_of(completer: MaskCompleter) -> dict[str, Method]:
+    """A completer that is told all other masks of an image, and one that gets a mask alone."""
 
     def complete(
         image: np.ndarray, visible: Sequence[Mask], neighbours: Sequence[Mask | None]
     ) -> list[Mask]:
         return completer(image, visible, neighbours=neighbours)
 
-    return {
-        "with neighbours": score_completion(complete, samples, with_neighbours=True),
-        "alone": score_completion(complete, samples, with_neighbours=False),
-    }
-
-
-def reference_figures(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
-    """Figures of the rules that learn nothing. They know the other masks where they use them."""
-    return {
-        name: score_completion(reference, samples, with_neighbours=True)
-        for name, reference in REFERENCES.items()
-    }
+    return {"with neighbours": Method(complete, True), "alone": Method(complete, False)}
 
 
 def visible_as_it_is(
@@ -163,12 +151,12 @@ def hulls_inside_neighbours(
     return answers
 
 
-REFERENCES: dict[str, Completions] = {
-    "visible mask": visible_as_it_is,
-    "hull": hulls,
-    "hull in neighbours": hulls_inside_neighbours,
+REFERENCE_METHODS = {
+    "visible mask": Method(visible_as_it_is, True),
+    "hull": Method(hulls, True),
+    "hull in neighbours": Method(hulls_inside_neighbours, True),
 }
-"""Completions that learn nothing."""
+"""Methods that learn nothing."""
 
 
 def convex_hull(mask: Bool[np.ndarray, "H W"]) -> Mask:

@@ -2,7 +2,7 @@
 images."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,14 @@ from rich.markdown import Markdown
 from scipy.special import expit
 
 from r2sm_jax.config import LEARNED_HEADS, Config
-from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.data.sources import SourceSpec, intent_sentences
-from r2sm_jax.evaluation.completion import completion_figures
-from r2sm_jax.evaluation.prompts import prompt_figures
+from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
+from r2sm_jax.evaluation.prompts import choose_images, prompt_figures
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
 from r2sm_jax.evaluation.scorer import evaluate_source
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.progress import show_progress
 from r2sm_jax.query import REFERENCES, Sentence
 
 
@@ -65,14 +66,23 @@ def evaluate(
         devices=loop.devices,
     )
     if predictor.completer is not None:
+        methods = REFERENCE_METHODS | methods_of(predictor.completer)
         for name, source in sources.items():
-            samples = (source[index] for index in range(len(source)))
-            report["splits"][name]["completion"] = completion_figures(predictor.completer, samples)
+            samples = read_all(source, f"completing objects of {name}, images")
+            report["splits"][name]["completion"] = score_completion(methods, samples)
     if predictor.has_prompts:
         for name, source in sources.items():
-            samples = (source[index] for index in range(len(source)))
-            report["splits"][name]["prompts"] = prompt_figures(predictor, samples)
+            figures = prompt_figures(predictor, choose_images(source))
+            report["splits"][name]["prompts"] = figures
     return report, evaluated
+
+
+def read_all(source: Source, what: str) -> Iterator[Sample]:
+    """The samples of a split, one at a time, with their progress."""
+    with show_progress(what, len(source)) as advance:
+        for index in range(len(source)):
+            yield source[index]
+            advance(1)
 
 
 def evaluate_sentences(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any]:
