@@ -119,8 +119,8 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
 def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, rows):
     source = open_source("scenes", "val", count=5, size=48)
     expected = evaluate_source(predictor, source)
-    predict_batches = partial(predictor.predict_batches, batch_rows=rows)
-    monkeypatch.setattr(predictor, "predict_batches", predict_batches)
+    predict_logits = partial(predictor.predict_logits, batch_rows=rows)
+    monkeypatch.setattr(predictor, "predict_logits", predict_logits)
     results = evaluate_source(predictor, source)
     for one, other in zip(results.results, expected.results, strict=True):
         for name in ("amodal_probability", "predicted_iou"):

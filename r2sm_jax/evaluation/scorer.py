@@ -6,8 +6,10 @@ them.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,7 +28,9 @@ from r2sm_jax.evaluation.iou import (
     overlaps_at_shifts,
 )
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
+from r2sm_jax.inference.predictor import BATCH_ROWS, FramedImage, Predictor
+from r2sm_jax.inference.reading import NUM_THREADS, read_ahead
+from r2sm_jax.models.r2sm import R2SMOutput
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
 from r2sm_jax.training.sharding import allgather
@@ -402,10 +406,27 @@ def evaluate_source(
     # All sentences at once: the language model is fastest in large batches.
     predictor.text_encoder.encode(sentences)
     own_results = []
-    with show_progress(f"evaluating images of {name}", sum(map(len, own_parts))) as advance:
-        for part in own_parts:
-            own_results.append(_evaluate_images(predictor, source, part, shifts))
-            advance(len(part))
+    with (
+        show_progress(f"evaluating images of {name}", sum(map(len, own_parts))) as advance,
+        ThreadPoolExecutor(NUM_THREADS) as pool,
+    ):
+        # While the model computes one part, threads read the next one and score the last one.
+        scoring: list[Future[EvalResults]] = []
+        for reading in read_ahead(pool, partial(_read_image, predictor, source), own_parts):
+            images = [future.result() for future in reading]
+            queries = [[truth.query.text for truth in image.truths] for image in images]
+            outputs = predictor.predict_logits([image.frame for image in images], queries)
+
+            finished = scoring
+            scoring = []
+            for image, of_image in zip(images, outputs, strict=True):
+                scoring.append(pool.submit(_score_image, predictor, image, of_image, shifts))
+            # Only now, so that no thread waits for the next ones.
+            if finished:
+                own_results.append(_merge_images(finished))
+            advance(len(images))
+        if scoring:
+            own_results.append(_merge_images(scoring))
 
     results_of_processes = allgather(own_results)
     merged = EvalResults()
@@ -415,36 +436,55 @@ def evaluate_source(
     return merged
 
 
-def _evaluate_images(
+class _Image(NamedTuple):
+    """What evaluation needs of an image before the model has seen it."""
+
+    frame: FramedImage
+    truths: list[QueryTruth]
+    """Those of the queries that are scored."""
+    left_out: list[QueryTruth]
+
+
+def _read_image(predictor: Predictor, source: Source, index: int) -> _Image:
+    """Reads image `index` of a source with its truth."""
+    sample = source[index]
+    truths = query_truths_at(source, index, sample)
+    return _Image(
+        frame=predictor.frame(sample.image),
+        truths=[truth for truth in truths if truth.is_scored],
+        left_out=[truth for truth in truths if not truth.is_scored],
+    )
+
+
+def _score_image(
     predictor: Predictor,
-    source: Source,
-    indices: list[int],
+    image: _Image,
+    outputs: Sequence[R2SMOutput],
     shifts: Float[np.ndarray, " s"] | None,
 ) -> EvalResults:
-    """Evaluates some images of a source."""
+    """Scores the model's outputs for the queries about one image."""
     # The oracle head is told the requested type.
     is_oracle = predictor.config.head == "oracle"
     results = EvalResults()
-    # The truth of an image is read when its request is made, and used when its predictions come.
-    truths: list[list[QueryTruth]] = []
+    for truth in image.left_out:
+        results.count_left_out(truth)
+    # One query after the other, since the masks of a large image are large.
+    for truth, output in zip(image.truths, outputs, strict=True):
+        (prediction,) = predictor.to_predictions(
+            [truth.query.text],
+            [output],
+            image.frame.letterbox,
+            [truth.query.mask_type if is_oracle else "auto"],
+            with_candidates=True,
+            with_logits=shifts is not None,
+        )
+        results.add(score(prediction, truth, shifts))
+    return results
 
-    def make_requests() -> Iterator[Request]:
-        for index in indices:
-            sample = source[index]
-            scored = []
-            for truth in query_truths_at(source, index, sample):
-                if truth.is_scored:
-                    scored.append(truth)
-                else:
-                    results.count_left_out(truth)
-            truths.append(scored)
-            mask_types = [truth.query.mask_type for truth in scored] if is_oracle else None
-            yield Request(sample.image, [truth.query.text for truth in scored], mask_types)
 
-    predictions = predictor.predict_batches(
-        make_requests(), with_candidates=True, with_logits=shifts is not None
-    )
-    for image, predictions_of_image in enumerate(predictions):
-        for prediction, truth in zip(predictions_of_image, truths[image], strict=True):
-            results.add(score(prediction, truth, shifts))
+def _merge_images(scoring: Sequence[Future[EvalResults]]) -> EvalResults:
+    """The results of the images of one part, in order, once they are there."""
+    results = EvalResults()
+    for future in scoring:
+        results.merge(future.result())
     return results

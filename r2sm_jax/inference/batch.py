@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -34,14 +35,13 @@ from r2sm_jax.inference.journal import (
 )
 from r2sm_jax.inference.output_names import numbered, slug
 from r2sm_jax.inference.predictor import BATCH_ROWS, FramedImage, Predictor
+from r2sm_jax.inference.reading import NUM_THREADS, read_ahead
 from r2sm_jax.inference.tasks import Task, Tasks
 from r2sm_jax.models.r2sm import R2SMOutput
 from r2sm_jax.training.sharding import allgather, is_main_process, run_on_main
 
 PREDICTIONS = "predictions.json"
 OVERLAYS = "overlays"
-NUM_THREADS = min(8, os.cpu_count() or 1)
-"""Threads that read and answer. Each may hold a large image for a moment."""
 
 
 class BatchResult(NamedTuple):
@@ -197,14 +197,11 @@ def _predict_tasks(
             journal.write(header_line(header))
         bar = progress.add_task("images", total=len(tasks))
 
-        def start_reading(part: Sequence[Task]) -> list[Future[FramedImage]]:
-            return [pool.submit(_read, predictor, task) for task in part]
-
         # While the model computes one part, threads read the next one and answer the last one.
-        reading = start_reading(parts[0]) if parts else []
         answering: list[Future[bytes]] = []
+        all_reading = read_ahead(pool, partial(_read, predictor), parts)
         try:
-            for number, part in enumerate(parts):
+            for part, reading in zip(parts, all_reading, strict=True):
                 readable = []
                 images = []
                 for task, future in zip(part, reading, strict=True):
@@ -215,8 +212,6 @@ def _predict_tasks(
                         failed[task.name] = str(error)
                         continue
                     readable.append(task)
-                if number + 1 < len(parts):
-                    reading = start_reading(parts[number + 1])
 
                 queries = [[query.text for query in task.queries] for task in readable]
                 outputs = predictor.predict_logits(images, queries)
@@ -231,8 +226,6 @@ def _predict_tasks(
                 progress.update(bar, advance=len(part))
         finally:
             # What is computed is kept, also where the call ends early.
-            for future in reading:
-                future.cancel()
             _store(journal, answering)
     return failed
 
