@@ -276,12 +276,13 @@ def open_language_model(config: Config) -> TextStates:
         layers=text.layers,
         max_tokens=text.max_tokens,
         cache_dir=config.data.cache_dir,
+        decision=None if text.decision_name is None else text.of_decision,
     )
     texts.encoder.weights = shard_locally(config.distributed.fsdp, texts.encoder.weights)
-    if text.dim != texts.dim:
+    if text.dim != texts.name_dim:
         raise InputError(
-            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give "
-            "that"
+            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.name_dim}; "
+            "give that"
         )
     return texts
 

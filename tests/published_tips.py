@@ -73,6 +73,63 @@ def write_vision(folder: Path, **sizes: int) -> Path:
     return file
 
 
+TEXT_DIM, TEXT_MLP_DIM = 24, 40
+PIECES = (
+    ("<pad>", 0.0, 3),
+    ("<unk>", 0.0, 2),
+    ("\u2581", -2.0, 1),
+    ("\u2581the", -3.0, 1),
+    ("\u2581mug", -4.0, 1),
+    ("\u2581red", -4.0, 1),
+    ("\u2581mugs", -9.0, 1),
+    ("s", -4.5, 1),
+    *((letter, -8.0, 1) for letter in "abcdefghijklmnopqrtuvwxyz.,?'"),
+)
+"""Text, score and kind (1 normal, 2 unknown, 3 control) of the pieces of a tokenizer."""
+
+
+def text_arrays(
+    *,
+    vocab_size: int = len(PIECES),
+    dim: int = TEXT_DIM,
+    heads: int = HEADS,
+    mlp_dim: int = TEXT_MLP_DIM,
+    depth: int = DEPTH,
+) -> Arrays:
+    """A text tower."""
+    rng = np.random.default_rng(1)
+    arrays = {
+        "token_emb/emb_var": random_array(rng, (vocab_size, dim)),
+        "temperature_contrastive": np.array(0.01, np.float32),
+    }
+    for number in range(depth):
+        name = f"transformer/encoderblock_{number}"
+        arrays |= random_block(name, rng, dim, heads, mlp_dim)
+    return arrays | random_norm("text_encoder_norm", rng, dim)
+
+
+def write_text(folder: Path, **sizes: int) -> Path:
+    """Writes a text tower and its tokenizer; returns the file of the tower."""
+    file = folder / "tips_small_text.npz"
+    np.savez(file, **text_arrays(**sizes))
+    write_sentence_pieces(folder / "tokenizer.model")
+    return file
+
+
+def write_sentence_pieces(file: Path, kind: int = 1) -> None:
+    """Writes a SentencePiece file. `kind` 1 is unigram, 2 BPE."""
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    model = import_protobuf().ModelProto()
+    for text, score, piece_kind in PIECES:
+        model.pieces.add(piece=text, score=score, type=piece_kind)
+    model.trainer_spec.model_type = kind
+    model.trainer_spec.unk_id = 1
+    model.normalizer_spec.add_dummy_prefix = True
+    model.normalizer_spec.remove_extra_whitespaces = True
+    file.write_bytes(model.SerializeToString())
+
+
 # Arithmetic
 
 
@@ -165,3 +222,30 @@ def vision_tokens(arrays: Arrays, image: np.ndarray, *, values_alone: bool = Tru
         x = dense(arrays, f"{block}/MlpBlock_0/Dense_1", y) + x
     x = layer_norm(arrays, "encoder/encoder_norm", x)
     return x[:, cls.shape[1] :].reshape(b, h, w, -1)
+
+
+def text_states(arrays: Arrays, ids: np.ndarray, paddings: np.ndarray) -> list[np.ndarray]:
+    """Token ids and paddings `[b t]` -> the embeddings and the states after each block, the last of
+    them normed, `[b t e]`. Their mean over the tokens is the published vector."""
+    arrays = {name: value.astype(np.float64) for name, value in arrays.items()}
+    table = arrays["token_emb/emb_var"]
+    dim = table.shape[1]
+    mask = paddings == 0
+
+    count = dim // 2
+    step = np.log(10_000 / 1) / max(count - 1, 1)
+    scales = np.exp(np.arange(count) * -step)
+    times = np.arange(ids.shape[1])[:, None] * scales
+    positions = np.concatenate([np.sin(times), np.cos(times)], axis=1)
+    states = [table[ids] * dim**0.5 + np.pad(positions, ((0, 0), (0, dim % 2)))]
+    depth = sum(name.endswith("LayerNorm_0/scale") for name in arrays)
+    for number in range(depth):
+        block = f"transformer/encoderblock_{number}"
+        x = states[-1]
+        y = layer_norm(arrays, f"{block}/LayerNorm_0", x)
+        x = attention(arrays, f"{block}/MultiHeadDotProductAttention_0", y, mask) + x
+        y = layer_norm(arrays, f"{block}/LayerNorm_1", x)
+        y = np.maximum(dense(arrays, f"{block}/MlpBlock_0/Dense_0", y), 0) * mask[..., None]
+        states.append(x + dense(arrays, f"{block}/MlpBlock_0/Dense_1", y) * mask[..., None])
+    states[-1] = layer_norm(arrays, "text_encoder_norm", states[-1])
+    return states

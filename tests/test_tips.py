@@ -6,20 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from published_tips import (
+    DEPTH,
     PATCH,
+    PIECES,
     SIDE,
+    TEXT_DIM,
+    text_arrays,
+    text_states,
     vision_arrays,
     vision_tokens,
+    write_sentence_pieces,
+    write_text,
     write_vision,
 )
+from tiny_models import TINY, WIDTH
 
 import r2sm_jax
 from r2sm_jax.cli import load_config_file
-from r2sm_jax.config import ModelConfig, VisionConfig
+from r2sm_jax.config import MINILM, ModelConfig, TextConfig, VisionConfig
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.tokenizer import QueryTokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import hub
 from r2sm_jax.models.encoder_sizes import KNOWN_SIZES
@@ -28,6 +39,7 @@ from r2sm_jax.models.keys_tips import tips_vit_sizes
 from r2sm_jax.models.plain_vit import IMAGENET
 from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
 from r2sm_jax.models.r2sm import build_model
+from r2sm_jax.models.text_encoder import load_tips_text
 from r2sm_jax.models.tips import CHECKPOINTS, find_tips
 
 VIT_FLAG = "--model.vision.vit"
@@ -167,6 +179,173 @@ def test_damaged_files_are_one_sentence(tmp_path):
     assert name in refused(spoiled(tmp_path, name, np.zeros(32, np.int32)))
 
 
+# Text tower
+
+
+def test_states_are_those_of_the_published_code(tmp_path):
+    """Every layer, of sentences of several lengths; id 0 is padding wherever it stands."""
+    encoder = load_tips_text(write_text(tmp_path))
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, len(PIECES), (5, 12)).astype(np.int32)
+    lengths = np.array([12, 1, 7, 9, 3])
+    mask = np.arange(12) < lengths[:, None]
+    ids = np.where(mask, ids, 0)
+    ids[3, 4] = 0
+    states = encoder.hidden_states(jnp.asarray(ids), jnp.asarray(mask))
+    expected = text_states(text_arrays(), ids, (ids == 0).astype(int))
+    assert len(states) == len(expected) == DEPTH + 1
+    for ours, theirs in zip(states, expected, strict=True):
+        assert 0.1 < theirs.std() < 10
+        print(f"largest difference {np.abs(np.asarray(ours) - theirs)[ids > 0].max():.1e}")
+        np.testing.assert_allclose(np.asarray(ours)[ids > 0], theirs[ids > 0], atol=1e-4)
+
+
+def test_a_text_tower_of_other_shapes_is_refused(tmp_path):
+    file = write_text(tmp_path)
+    for name, shape in (
+        ("transformer/encoderblock_1/MlpBlock_0/Dense_0/bias", (41,)),
+        ("transformer/encoderblock_0/MultiHeadDotProductAttention_0/out/kernel", (4, 6, 23)),
+        ("text_encoder_norm/bias", (25,)),
+        ("token_emb/emb_var", (24,)),
+    ):
+        np.savez(file, **text_arrays() | {name: np.zeros(shape, np.float32)})
+        with pytest.raises(InputError) as raised:
+            load_tips_text(file)
+        message = str(raised.value)
+        assert str(file) in message and name in message and str(shape) in message
+    np.savez(file, **vision_arrays())
+    with pytest.raises(InputError, match="text tower"):
+        load_tips_text(file)
+
+
+def test_sentence_pieces_by_hand(tmp_path):
+    """The best split by the sum of scores: "mugs" is mug + s (-8.5), not one piece (-9)."""
+    file = tmp_path / "tokenizer.model"
+    write_sentence_pieces(file)
+    tokenizer = QueryTokenizer(file, vocab_size=len(PIECES), max_tokens=8)
+    index = {text: number for number, (text, _, _) in enumerate(PIECES)}
+    (ids,) = tokenizer(["The  red MUGS"])
+    assert ids == [index["\u2581the"], index["\u2581red"], index["\u2581mug"], index["s"]]
+    (ids,) = tokenizer(["the \u6771\u4eac mug"])
+    assert ids == [index["\u2581the"], index["\u2581"], 1, index["\u2581mug"]]
+    tokenizer(["the red mug the red mug the red mug"])
+    assert tokenizer.truncated and tokenizer.cut_off("the red mug the red mug the red mug") == "mug"
+
+
+def test_bad_sentence_pieces_are_one_sentence(tmp_path):
+    file = tmp_path / "tokenizer.model"
+    cases = {
+        "cannot be read": lambda: None,
+        "not a SentencePiece": lambda: file.write_bytes(b"\xff\xffno"),
+        "unigram": lambda: write_sentence_pieces(file, kind=2),
+        "embeddings": lambda: write_sentence_pieces(file),
+    }
+    for word, write in cases.items():
+        write()
+        with pytest.raises(InputError, match=word) as raised:
+            QueryTokenizer(file, vocab_size=3, max_tokens=8)
+        assert str(file) in str(raised.value)
+
+
+# Two language models
+
+
+@pytest.fixture
+def pair(tmp_path, bert_folder) -> TextConfig:
+    """A tiny BERT that decides, and a tiny text tower that says what to look for."""
+    return TextConfig(
+        name=str(write_text(tmp_path)),
+        layers=(DEPTH,),
+        dim=TEXT_DIM,
+        max_tokens=48,
+        decision_name=str(bert_folder),
+        decision_layers=(1, 2),
+        decision_dim=WIDTH,
+    )
+
+
+def open_states(text: TextConfig, **options) -> TextStates:
+    return TextStates(
+        text.name,
+        layers=text.layers,
+        max_tokens=text.max_tokens,
+        decision=text.of_decision,
+        **options,
+    )
+
+
+def test_each_part_reads_its_own_model(pair):
+    """The head gets the states of the BERT alone, the mask decoder those of the tower alone."""
+    sentences = ["the red mug", "all of the mugs, hidden parts included?"]
+    states, mask = open_states(pair)(sentences)
+    assert states.shape[2:] == (pair.num_layers, pair.state_dim) == (3, WIDTH)
+    alone = pair.of_decision
+    bert = TextStates(alone.name, layers=alone.layers, max_tokens=alone.max_tokens)
+    config = replace(TINY, text=pair)
+    model = build_model(config, rngs=nnx.Rngs(0))
+    theirs, their_mask = bert(sentences)
+    ours, our_mask = model.states_of_decision(jnp.asarray(states)[None], jnp.asarray(mask)[None])
+    tower = load_tips_text(Path(pair.name))
+    tokenizer = QueryTokenizer(
+        Path(pair.name).with_name("tokenizer.model"), vocab_size=99, max_tokens=24
+    )
+    targets, target_mask = model.states_of_target(
+        jnp.asarray(states)[None], jnp.asarray(mask)[None]
+    )
+    assert not (our_mask & target_mask).any() and (our_mask | target_mask == mask).all()
+    for row, ids in enumerate(tokenizer(sentences)):
+        np.testing.assert_allclose(
+            np.asarray(ours)[0, row][np.asarray(our_mask)[0, row]],
+            theirs[row][their_mask[row]],
+            atol=2e-3,
+        )
+        expected = tower.float16_states(
+            jnp.asarray([ids]), jnp.ones((1, len(ids)), bool), pair.layers
+        )
+        np.testing.assert_allclose(
+            np.asarray(targets)[0, row][np.asarray(target_mask)[0, row]], expected[0], atol=4e-3
+        )
+
+    # Names are compared with what the tower says of them.
+    embeddings = open_states(pair).embeddings(("mug", "red", "the mugs"))
+    assert embeddings.shape == (3, TEXT_DIM) and np.isfinite(embeddings).all()
+
+
+def test_the_decision_does_not_depend_on_the_tower(pair, tmp_path):
+    sentences = ["the red mug", "the whole mug, hidden parts included"]
+    model = build_model(replace(TINY, text=pair), rngs=nnx.Rngs(0))
+    logits = []
+    for seed in range(2):
+        np.savez(pair.name, **{k: v * (1 + seed) for k, v in text_arrays().items()})
+        states, mask = open_states(pair)(sentences)
+        logit = model.amodal_logit(jnp.asarray(states)[None], jnp.asarray(mask)[None])
+        logits.append(np.asarray(logit))
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
+
+
+def test_a_pair_that_does_not_fit_is_refused(pair, bert_folder):
+    with pytest.raises(InputError, match="decision-name"):
+        TextStates(pair.name, layers=(1,), max_tokens=24)
+    with pytest.raises(InputError, match="is for a text tower"):
+        open_states(replace(pair, name=str(bert_folder)))
+    with pytest.raises(InputError, match=r"text\.layers .*0 to 3"):
+        open_states(replace(pair, layers=(4,)))
+    with pytest.raises(InputError, match=r"decision-layers .*0 to 2"):
+        open_states(replace(pair, decision_layers=(3,)))
+    with pytest.raises(InputError, match="max-tokens 200"):
+        open_states(replace(pair, max_tokens=200))
+    with pytest.raises(InputError, match="decision-dim"):
+        open_states(replace(pair, decision_dim=384))
+
+
+def test_what_either_model_cuts_is_told(pair):
+    texts = open_states(replace(pair, max_tokens=16))
+    sentence = "the red mug the red mug the red mug"
+    texts.for_request(["the mug", sentence])
+    assert texts.truncated == {sentence}
+    assert texts.cut_off(sentence).endswith("mug")
+
+
 # Finding
 
 
@@ -204,8 +383,11 @@ def test_a_published_file_is_downloaded_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_configuration_of_photos_takes_ten_steps(tmp_path, tiny_config):
-    """At reduced size, with drawn scenes, and with a random tower in the published layout."""
+def test_the_configuration_of_photos_takes_ten_steps(pair, tmp_path, tiny_config):
+    """At reduced size, with drawn scenes, and with random towers in the published layout."""
+    from r2sm_jax.inference.decider import load_decider
+    from r2sm_jax.inference.exporter import export
+    from r2sm_jax.inference.run import load as load_run
     from r2sm_jax.train import train
 
     config = load_config_file(Path(__file__).parents[1] / "configs" / "photos_tips.py")
@@ -223,7 +405,9 @@ def test_the_configuration_of_photos_takes_ten_steps(tmp_path, tiny_config):
         vit=str(write_vision(tmp_path)),
         vit_grid=SIDE,
     )
-    model = replace(tiny, vision=vision, decoder=replace(tiny.decoder, refine_exponent=1.0))
+    assert config.model.text.decision_name == MINILM
+    decoder = replace(tiny.decoder, refine_exponent=1.0)
+    model = replace(tiny, vision=vision, text=pair, decoder=decoder)
     data = replace(
         config.data, scenes=8, queries=2, text_only_queries=64, cache_dir=str(tmp_path / "cache")
     )
@@ -232,8 +416,17 @@ def test_the_configuration_of_photos_takes_ten_steps(tmp_path, tiny_config):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert len(losses) == 10 and np.isfinite(losses).all()
-    # The run has the tower's weights, and opens without the file.
+    # The run has the weights of the image tower, and opens without its file.
     (tmp_path / "tips_small_vision.npz").unlink()
     predictor = r2sm_jax.load(folder)
     predictor.set_image(np.zeros((40, 60, 3), np.uint8))
-    assert predictor.predict(["the red mug"])[0].mask.shape == (40, 60)
+    sentences = ["the red mug", "the whole mug, hidden parts included"]
+    answers = predictor.predict(sentences)
+    assert answers[0].mask.shape == (40, 60)
+
+    # Without the image, and in NumPy, the BERT decides alike.
+    decisions = load_decider(folder)(sentences)
+    for answer, decision in zip(answers, decisions, strict=True):
+        assert answer.amodal_probability == pytest.approx(decision.amodal_probability, abs=0.01)
+    with pytest.raises(InputError, match="two language models"):
+        export(load_run(folder), tmp_path / "export")

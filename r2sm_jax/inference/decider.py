@@ -222,8 +222,10 @@ def _decider_of_run(folder: Path, checkpoint: str) -> Decider:
     if config.head in REFERENCES:
         return Decider(config.head)
     stored = restore_weights(folder, checkpoint=checkpoint)
-    language_model = read_inputs(folder).get("language_model", {})
-    texts = open_states(config.text, config.text.name, language_model, f"the run {folder}")
+    inputs = read_inputs(folder)
+    language_model = inputs.get("decision_language_model", inputs.get("language_model", {}))
+    text = config.text.of_decision
+    texts = open_states(text, text.name, language_model, f"the run {folder}")
     weights = {}
     for key, value in flat_weights(stored.params["head"]).items():
         weights[key] = np.asarray(value, np.float32)

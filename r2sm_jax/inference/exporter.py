@@ -34,6 +34,7 @@ from r2sm_jax.inference.export_folder import (
     PREPROCESSOR,
     WEIGHTS,
     check_export,
+    check_language_models,
     read_checksums,
     read_export_config,
     write_checksums,
@@ -69,6 +70,7 @@ def export(
 
     Raises InputError if the folder cannot be written, or the model cannot be exported.
     """
+    check_language_models(run.config.model.text)
     embed_language_model = embed_language_model and not compact
     with _new_export(out) as folder:
         weights_sha256 = _write_weights(run, folder, compact)

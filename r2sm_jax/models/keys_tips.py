@@ -1,11 +1,12 @@
-"""Arrays of TIPS's JAX checkpoints -> the parameters of plain_vit.py: sizes and keys.
+"""Arrays of TIPS's JAX checkpoints -> the parameters of plain_vit.py and text_encoder.py.
 
-Names are those of google-deepmind/tips (scenic/models/tips.py, vit.py), joined by "/". Kernels are
-those of flax, as ours are; attention has an axis of heads more.
+Names are those of google-deepmind/tips (scenic/models/tips.py, vit.py, text.py), joined by "/".
+Kernels are those of flax, as ours are; attention has an axis of heads more.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +17,6 @@ from r2sm_jax.models.encoder_sizes import PlainViTSizes
 from r2sm_jax.models.matching import (
     KeyTable,
     LoadReport,
-    Weight,
     match_weights,
     parameter_shapes,
     rename_keys,
@@ -40,6 +40,19 @@ VISION = KeyTable(
     },
     new=("vision.join.kernel",),
     within=("vision.vit.*", "vision.join.*"),
+)
+TEXT = KeyTable(
+    {
+        "token_emb/emb_var": "words.embedding",
+        r"transformer/encoderblock_(\d+)/LayerNorm_0/(scale|bias)": r"blocks.\1.norm1.\2",
+        r"transformer/encoderblock_(\d+)/LayerNorm_1/(scale|bias)": r"blocks.\1.norm2.\2",
+        r"transformer/encoderblock_(\d+)/MultiHeadDotProductAttention_0/(query|key|value|out)/(kernel|bias)": r"blocks.\1.\2.\3",
+        r"transformer/encoderblock_(\d+)/MlpBlock_0/Dense_0/(kernel|bias)": r"blocks.\1.up.\2",
+        r"transformer/encoderblock_(\d+)/MlpBlock_0/Dense_1/(kernel|bias)": r"blocks.\1.down.\2",
+        "text_encoder_norm/(scale|bias)": r"norm_after.\1",
+    },
+    # Of the contrastive training.
+    unused=("temperature", "temperature_contrastive"),
 )
 
 
@@ -129,7 +142,7 @@ def match_tips_vit(state: nnx.State, file: Path) -> LoadReport:
     arrays = read_arrays(file)
     tips_vit_sizes(arrays, file)  # every shape fits the others
     shapes = parameter_shapes(state, VISION)
-    renamed = rename_keys(arrays, VISION)
+    renamed = rename_keys(join_heads(arrays), VISION)
     fitted = []
     for weight in renamed.weights:
         value = np.asarray(weight.value)
@@ -141,19 +154,47 @@ def match_tips_vit(state: nnx.State, file: Path) -> LoadReport:
             value = np.asarray(resized).reshape(num_positions, dim)
         elif weight.path == "vision.vit.registers":
             value = value[0]
-        fitted.append(join_heads(weight._replace(value=value)))
+        fitted.append(weight._replace(value=value))
     return match_weights(
         renamed._replace(weights=fitted), shapes, VISION, source=file, layout=LAYOUT
     )
 
 
-def join_heads(weight: Weight) -> Weight:
-    """A kernel or bias of attention with its heads side by side in one axis; others as they are."""
-    layer, _, kind = weight.path.rpartition(".")
-    name = layer.rpartition(".")[2]
-    value = weight.value
-    if name in ("query", "key", "value"):
-        value = value.reshape(*value.shape[:-2], -1)
-    elif name == "out" and kind == "kernel":
-        value = value.reshape(-1, value.shape[-1])
-    return weight._replace(value=value)
+def join_heads(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a tower with the heads of attention side by side in one axis."""
+    joined = {}
+    for name, value in arrays.items():
+        layer = name.split("/")[-2:]
+        if layer[0] in ("query", "key", "value"):
+            value = value.reshape(*value.shape[:-2], -1)
+        elif layer == ["out", "kernel"]:
+            value = value.reshape(-1, value.shape[-1])
+        joined[name] = value
+    return joined
+
+
+class TipsTextShape(NamedTuple):
+    """Sizes of a text tower that its arrays tell."""
+
+    vocab_size: int
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+
+
+def tips_text_shape(arrays: Mapping[str, np.ndarray], file: Path) -> TipsTextShape:
+    """Sizes of a text tower, from the shapes of its arrays. Raises InputError if the file is no
+    such tower, or an array has a shape that does not fit the others."""
+    vocab_size, dim = shape_of(arrays, "token_emb/emb_var", 2, file, "text")
+    heads, mlp_dim = block_sizes(arrays, "transformer/encoderblock_0", file, "text")
+    depth = num_blocks(arrays, "transformer")
+    shapes: dict[str, tuple[int, ...]] = {
+        "text_encoder_norm/scale": (dim,),
+        "text_encoder_norm/bias": (dim,),
+    }
+    for number in range(depth):
+        prefix = f"transformer/encoderblock_{number}"
+        shapes |= block_shapes(prefix, dim=dim, heads=heads, mlp_dim=mlp_dim)
+    check_shapes(arrays, shapes, file)
+    return TipsTextShape(vocab_size, dim, depth, heads, mlp_dim)

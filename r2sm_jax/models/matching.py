@@ -211,9 +211,11 @@ def fill_state(
     *,
     source: Path,
     keep_types: bool = False,
+    layout: str = "its config.json",
 ) -> Any:
-    """An abstract state with every leaf loaded; errors as in `match_weights`, types as in
-    `put_weights`."""
+    """An abstract state with every leaf loaded; errors and `layout` as in `match_weights`, types as
+    in `put_weights`."""
     shapes = parameter_shapes(state, table)
-    report = match_weights(rename_keys(tensors, table), shapes, table, source=source)
+    renamed = rename_keys(tensors, table)
+    report = match_weights(renamed, shapes, table, source=source, layout=layout)
     return put_weights(state, report.values, keep_types=keep_types)

@@ -25,6 +25,8 @@ CHECKPOINTS = {
     "tipsv2-b14": "v2_0/checkpoints/scenic/tips_v2_b14",
 }
 """By the name that a flag gives: the published address, without the tower at its end."""
+TOKENIZER = "v1_0/checkpoints/tokenizer.model"
+"""The address of the tokenizer of all of them."""
 TIMEOUT_SECONDS = 10
 
 
@@ -76,6 +78,14 @@ def find_published(name: str, address: str, flag: str) -> Path:
     with atomic_write(file) as part:
         part.write_bytes(content)
     return file
+
+
+def find_tips_tokenizer(name: str, text_tower: Path, flag: str) -> Path:
+    """The tokenizer of a text tower: published with it, or `tokenizer.model` beside its file, which
+    need not exist. Raises InputError if it cannot be downloaded."""
+    if name in CHECKPOINTS:
+        return find_published(name, TOKENIZER, flag)
+    return text_tower.with_name("tokenizer.model")
 
 
 # Reading
