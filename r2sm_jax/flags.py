@@ -90,6 +90,12 @@ class PredictConfig:
     """Point X Y on the object that is meant, in pixels; may be repeated."""
     not_point: Annotated[tuple[tuple[float, float], ...], tyro.conf.UseAppendAction] = ()
     """Point X Y beside the object that is meant; may be repeated."""
+    names: str | None = None
+    """File of names that were taught by examples: sentences that hold one mean what looks like its
+    example."""
+    teach: str | None = None
+    """Name to teach: the image with --mask is its example, and --names the file that gets it. No
+    query is answered then."""
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None
@@ -99,8 +105,8 @@ class PredictConfig:
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
     overwrite: bool = False
-    """Replace the files of an earlier prediction; several images: start anew instead of going
-    on."""
+    """Replace the files of an earlier prediction; several images: start anew instead of going on.
+    With --teach, replace the example of a name that is in the file already."""
     overlays: bool = False
     """Several images: also draw each answer over its image, into the folder overlays. One image
     always has its overlay.png."""

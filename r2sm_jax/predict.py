@@ -2,6 +2,7 @@
 
 One query about one image gives a folder of masks of its own. Several images or queries give
 `predictions.json`; a call that was stopped goes on where it was (inference/batch.py).
+`--teach NAME` stores an example of a name instead (inference/taught_names.py).
 """
 
 import json
@@ -54,6 +55,7 @@ def predict_one(args: PredictConfig) -> None:
     read_prompts(boxes, points, 1, image.shape[:2])
 
     predictor = load_predictor(args)
+    load_names(args, predictor)
     predictor.set_image(image)
     with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as caught:
         (prediction,) = predictor.predict(
@@ -112,6 +114,7 @@ def predict_many(args: PredictConfig) -> None:
         )
 
     predictor = load_predictor(args)
+    load_names(args, predictor)
     result = predict_images(
         predictor,
         tasks,
@@ -136,6 +139,42 @@ def predict_many(args: PredictConfig) -> None:
         f"{len(result.failed)} not readable"
     )
     print(f"wrote {result.folder / PREDICTIONS}")
+
+
+def teach_name(args: PredictConfig) -> None:
+    """Adds the image and its mask to the file of names, as the example of a name."""
+    if args.names is None or not args.mask:
+        raise InputError(
+            "--teach: an example has a mask, and goes into a file of names; give --mask FILE and "
+            "--names FILE"
+        )
+    if args.query is not None or args.queries is not None or has_place(args):
+        raise InputError(
+            "--teach answers no query; leave out the sentence, --queries, --box and --point, and "
+            "predict in a second call"
+        )
+    if is_many(args.image):
+        raise InputError("--teach: an example is one image; give an image file")
+    path = Path(args.names)
+    # Raises if a folder is there.
+    refuse_overwrite(path, overwrite=True)
+    image = read_image(Path(args.image))
+    given = read_given_mask(args, image.shape[:2])
+    assert given is not None  # for the type checker: there is a mask
+
+    predictor = load_predictor(args)
+    if path.exists():
+        predictor.load_names(path)
+    predictor.teach(args.teach or "", image, given[0], replace=args.overwrite)
+    predictor.save_names(path)
+    count = len(predictor.names)
+    print(f"taught {args.teach!r}; {path} has {count} name{'' if count == 1 else 's'}")
+
+
+def load_names(args: PredictConfig, predictor: Predictor) -> None:
+    """Loads the file of `--names`, if there is one."""
+    if args.names is not None:
+        predictor.load_names(args.names)
 
 
 def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | None:
@@ -187,6 +226,10 @@ def main() -> None:
         raise InputError(
             "IMAGE is empty; give an image file, a folder of images, or a pattern in quotes"
         )
+    if args.teach is not None:
+        enable_compilation_cache()
+        teach_name(args)
+        return
     has_prompt = has_place(args) or bool(args.mask)
     if args.query is None and args.queries is None and not has_prompt:
         raise InputError(

@@ -128,6 +128,8 @@ class Facts:
     is_undecided: bool = False
     is_given: bool = False
     """The visible mask was given."""
+    is_like_example: bool = False
+    """Whether it was found by the example of a taught name."""
     hidden_by: str = ""
     """The name of what hides it, without an article."""
 
@@ -172,6 +174,10 @@ def _name_target(facts: Facts, name: Name | None) -> tuple[str, bool]:
         if count == 1:
             return f"the {name.one}", name.is_pair
         return f"the {name}", name.is_plural
+    if facts.is_like_example:
+        if count > 1:
+            return f"{number} things that look like the example", True
+        return "something that looks like the example", False
     if count > 1:
         return f"{number} things that fit the sentence", True
     if facts.is_given:

@@ -8,6 +8,7 @@ Several processes divide the images. In each, a few threads read the next images
 answers of the last ones while the model computes.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -85,6 +86,9 @@ def predict_images(
         "mask_type": mask_type,
         "images": str(tasks.root),
     }
+    if predictor.names:
+        names = json.dumps(predictor.names.to_json(), sort_keys=True)
+        header["names"] = hashlib.sha256(names.encode()).hexdigest()
     try:
         if may_number and not overwrite:
             folders = numbered(out)
@@ -252,13 +256,17 @@ def _answer(
     """
     answers = []
     pictures = [] if out is None else overlay_paths(task, out)
-    pixels = open_image(task.path) if pictures else None
+    has_names = any(predictor.names.find(query.text) for query in task.queries)
+    pixels = open_image(task.path) if pictures or has_names else None
+    encoded = predictor.encode(pixels) if has_names and pixels is not None else None
     # One query after the other, since the masks of a large image are large.
     for number, (query, output) in enumerate(zip(task.queries, outputs, strict=True)):
         (prediction,) = predictor.to_predictions(
             [query.text], [output], image.letterbox, [mask_type]
         )
-        if pixels is not None:
+        if encoded is not None:
+            (prediction,) = predictor.with_taught_names([prediction], encoded)
+        if pictures and pixels is not None:
             with atomic_write(pictures[number]) as part:
                 Image.fromarray(prediction.captioned_overlay(pixels)).save(part, format="PNG")
         answers.append(prediction.to_coco())

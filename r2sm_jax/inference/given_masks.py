@@ -117,12 +117,12 @@ def clean(mask: Mask) -> Mask:
     """
     min_pixels = SPECK_SHARE * masks.area(mask)
     # `stays` says it by the number of a part, and `stays[parts]` for each pixel.
-    parts, sizes = _label(mask)
+    parts, sizes = label_parts(mask)
     stays = sizes >= min(min_pixels, sizes[1:].max(initial=0))
     stays[0] = False  # number 0 is outside of the mask
     without_specks = stays[parts]
 
-    holes, sizes = _label(~without_specks)
+    holes, sizes = label_parts(~without_specks)
     is_filled = sizes < min_pixels
     is_filled[0] = False  # number 0 is the mask itself
     # What touches the border of the image is no hole.
@@ -131,7 +131,7 @@ def clean(mask: Mask) -> Mask:
     return without_specks | is_filled[holes]
 
 
-def _label(mask: Mask) -> tuple[np.ndarray, np.ndarray]:
+def label_parts(mask: Mask) -> tuple[np.ndarray, np.ndarray]:
     """The number of the connected part that each pixel belongs to `[H W]`, 0 outside of the mask,
     and the number of pixels by part."""
     parts = np.empty(mask.shape, np.int32)

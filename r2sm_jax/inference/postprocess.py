@@ -1,10 +1,11 @@
 """From the model's output for one query to a `Prediction`.
 
-    decide          mask-type head, rule or caller        Decision (decision.py)
-    resize_logits   mask logits in the letterbox frame    mask logits of the image's size
-    to_prediction   decision, masks, scores, instances    Prediction
-    with_given_mask the caller's mask in place of ours    Prediction
-    with_hiders     what hides it, of the same call       Prediction
+    decide             mask-type head, rule or caller        Decision (decision.py)
+    resize_logits      mask logits in the letterbox frame    mask logits of the image's size
+    to_prediction      decision, masks, scores, instances    Prediction
+    with_given_mask    the caller's mask in place of ours    Prediction
+    with_taught_masks  what looks like an example            Prediction
+    with_hiders        what hides it, of the same call       Prediction
 
 The presence of a target gates them so:
 
@@ -161,6 +162,41 @@ def with_given_mask(
         # An outliner may find nothing.
         instances=(instance,) if modal.any() else (),
         candidates=(),
+    )
+
+
+def with_taught_masks(
+    prediction: Prediction,
+    modal_masks: Sequence[Mask],
+    amodal_masks: Sequence[Mask],
+    similarity: float,
+) -> Prediction:
+    """Returns a prediction about the objects that look like the example of a taught name.
+
+    The decision stays. Nothing predicts an IoU of these masks, so there is no score; `similarity`
+    says how alike they are.
+
+    Args:
+        modal_masks: what shows of each object [H W].
+        amodal_masks: the complete masks, in the same order.
+        similarity: the highest cosine between the image and the example.
+    """
+    is_amodal = prediction.mask_type == "amodal"
+    nothing = np.zeros_like(prediction.modal)
+    instances = []
+    for modal, amodal in zip(modal_masks, amodal_masks, strict=True):
+        mask = amodal if is_amodal else modal
+        instances.append(InstanceMask(1.0, max(similarity, 0.0), mask, modal, amodal))
+    return replace(
+        prediction,
+        score=None,
+        similarity=similarity,
+        presence=1.0 if instances else 0.0,
+        modal=np.any([nothing, *modal_masks], axis=0),
+        amodal=np.any([nothing, *amodal_masks], axis=0),
+        instances=tuple(instances),
+        candidates=(),
+        mask_logits=None,
     )
 
 

@@ -66,8 +66,8 @@ class Prediction:
     amodal_probability: float | None
     """None where the system makes no decision, or a prompt has no sentence."""
     score: float | None
-    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask, or
-    the completer drew the complete one."""
+    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask, where
+    the completer drew the complete one, and for a taught name."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -86,6 +86,9 @@ class Prediction:
     """The visible mask is the caller's own."""
     has_both_masks: bool = True
     """False for a system that gives one mask a query: `modal` and `amodal` are the same then."""
+    similarity: float | None = None
+    """Where the query holds a taught name: the highest cosine, up to 1, between the image and the
+    name's example."""
     hidden_by: str = ""
     """The name of what hides it, where another query of the same call has found that."""
     unsure_below: float = UNSURE_BELOW
@@ -119,6 +122,7 @@ class Prediction:
             is_unsure=self.is_unsure or self.presence < 0.5,
             is_undecided=self.undecided,
             is_given=self.is_given,
+            is_like_example=self.similarity is not None,
             hidden_by=self.hidden_by,
         )
         return describe(facts)
@@ -197,6 +201,8 @@ class Prediction:
         values["score"] = self.score
         if self.is_unsure:
             values["unsure"] = True
+        if self.similarity is not None:
+            values["similarity"] = self.similarity
         values["presence"] = self.presence
         values["answer"] = self.answer
         for name in MASKS:
@@ -215,8 +221,10 @@ class Prediction:
 
     def to_coco(self) -> list[dict[str, Any]]:
         """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances."""
-        # A mask without a predicted IoU ranks first: it is as good as the one that was given.
-        score = 1.0 if self.score is None else self.score
+        score = self.score
+        if score is None:
+            # A given mask ranks first: what was given is right.
+            score = 1.0 if self.similarity is None else max(self.similarity, 0.0)
         fused: dict[str, Any] = {"segmentation": self.rle(), "score": score, "fused": True}
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
@@ -280,6 +288,8 @@ class Prediction:
     @property
     def quality(self) -> str:
         """How good the mask is, in words."""
+        if self.similarity is not None:
+            return f"similarity with the example {self.similarity:.2f}"
         if self.is_given:
             return "from the given mask"
         if self.score is None:
