@@ -192,7 +192,7 @@ def test_a_given_mask_goes_before_a_name(taught, monkeypatch):
     monkeypatch.setattr(predictor, "completer", lambda image, masks: list(masks))
     other = np.roll(mask, 10, axis=1)
     (prediction,) = predictor.predict(["the part 7"], image=image, masks=[other])
-    assert np.array_equal(prediction.modal, other)
+    assert np.array_equal(prediction.modal, other) and prediction.similarity is None
 
 
 def test_parts_are_outlined_and_completed(taught, monkeypatch):
@@ -250,6 +250,19 @@ def test_the_command_teaches_and_uses_names(taught, tmp_path, command, monkeypat
     end = command(main, "RUN", photo, "the part 7", "--names", names, "--json")
     answer = json.loads(end.out)
     assert end.code == 0 and answer["score"] is None and 0 < answer["similarity"] <= 1
+
+    queries = tmp_path / "queries.txt"
+    queries.write_text("the part 7\na lid\n")
+    out = tmp_path / "out"
+    end = command(main, "RUN", photo, "--queries", queries, "--names", names, "--out", out)
+    assert end.code == 0, end
+    fused = [
+        entry for entry in json.loads((out / "predictions.json").read_text()) if "fused" in entry
+    ]
+    assert fused[0]["segmentation"] == answer["modal"] == fused[1]["segmentation"]
+    # Answers with other names are other answers.
+    end = command(main, "RUN", photo, "--queries", queries, "--out", out)
+    assert end.code == 2
 
     refused = [
         ("--teach", "lid", "--mask", drawn),

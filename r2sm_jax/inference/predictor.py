@@ -303,6 +303,11 @@ class Predictor:
             if text or (mask is None and prompt is None):
                 sentences.append(text)
         self.check(sentences, mask_type)
+        # What is given says more than a name.
+        names = []
+        for text, mask, prompt in zip(texts, given_masks, prompts, strict=True):
+            has_place = mask is not None or prompt is not None
+            names.append(None if has_place else self.names.find(text))
         visible_masks, scores = self._visible_masks(given_masks, prompts, image)
         # Before decoding, so that a mask that cannot be used is refused at once.
         mask_pairs = self._complete_visible(visible_masks, image)
@@ -323,7 +328,7 @@ class Predictor:
             predictions += self.to_predictions(
                 texts[part], outputs, image.letterbox, mask_types, abstain=abstain
             )
-        predictions = self.with_taught_names(predictions, image)
+        predictions = self._with_taught_names(predictions, names, image)
         for index, (modal, amodal) in mask_pairs.items():
             predictions[index] = with_given_mask(
                 predictions[index], modal, amodal, modal_score=scores.get(index)
@@ -472,13 +477,23 @@ class Predictor:
         return pairs
 
     def with_taught_names(
-        self, predictions: list[Prediction], image: EncodedImage | ImageLike
+        self, predictions: Sequence[Prediction], image: EncodedImage | ImageLike
     ) -> list[Prediction]:
         """The predictions about one image; those whose sentence holds a taught name mean what looks
         like its example. Threads may call it as `to_predictions`."""
         names = [self.names.find(prediction.query) for prediction in predictions]
+        return self._with_taught_names(predictions, names, image)
+
+    def _with_taught_names(
+        self,
+        predictions: Sequence[Prediction],
+        names: Sequence[str | None],
+        image: EncodedImage | ImageLike,
+    ) -> list[Prediction]:
+        """`with_taught_names` where the name of each prediction is known; None where it has
+        none."""
         if not any(names):
-            return predictions
+            return list(predictions)
         if not isinstance(image, EncodedImage):
             image = self.encode(image)
         answers = []
