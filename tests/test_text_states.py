@@ -11,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 from tiny_models import LAYERS, WIDTH, write_bert
 
+from r2sm_jax.data import tokenizer as tokenizer_module
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.data.tokenizer import read_part
+from r2sm_jax.data.tokenizer import QueryTokenizer, read_part
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
@@ -266,3 +267,13 @@ def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(
 )
 def test_something_is_read_of_every_sentence(sentence, read):
     assert read_part(sentence) == read
+
+
+def test_sentences_are_tokenized_some_at_a_time(bert_folder, monkeypatch):
+    sentences = ["the mug", "the red mug on the old table", "", "the cat", "the mug"]
+    tokenizer = QueryTokenizer(bert_folder, vocab_size=10**6, max_tokens=4)
+    expected = tokenizer(sentences)
+    other = QueryTokenizer(bert_folder, vocab_size=10**6, max_tokens=4)
+    monkeypatch.setattr(tokenizer_module, "SENTENCES_AT_ONCE", 2)
+    assert other(sentences) == expected and len(expected) == len(sentences)
+    assert other.truncated == tokenizer.truncated == {sentences[1]}

@@ -21,6 +21,8 @@ NO_TOKEN = -1
 """Takes the place of padding among token ids: 0 is a word of some language models."""
 UNIGRAM = 1
 """The kind of a SentencePiece model, in its file."""
+SENTENCES_AT_ONCE = 10_000
+"""An encoding of the tokenizer takes 2.6 kB, of which little is needed."""
 PROBE = (
     "Only what's VISIBLE of the naïve café's mug-like cups: (12.5 %), half-hidden behind the "
     "\u6771\u4eac sign?"
@@ -88,11 +90,14 @@ class QueryTokenizer:
 
     def __call__(self, sentences: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each sentence, and remembers which sentences were cut."""
-        encodings = self._encode(sentences)
-        for sentence, encoding in zip(sentences, encodings, strict=True):
-            if encoding.overflowing:
-                self.truncated.add(sentence)
-        return [encoding.ids for encoding in encodings]
+        ids: list[list[int]] = []
+        for start in range(0, len(sentences), SENTENCES_AT_ONCE):
+            part = sentences[start : start + SENTENCES_AT_ONCE]
+            for sentence, encoding in zip(part, self._encode(part), strict=True):
+                if encoding.overflowing:
+                    self.truncated.add(sentence)
+                ids.append(encoding.ids)
+        return ids
 
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that are beyond the limit; the first may be a part."""
