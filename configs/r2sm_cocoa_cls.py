@@ -51,7 +51,7 @@ def get_config() -> Config:
             vision=vision,
             decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8, refine_exponent=1.0),
         ),
-        data=DataConfig(source="json:cocoa_cls", queries=10, instances=12),
+        data=DataConfig(source="json:cocoa_cls", queries=10, instances=12, text_only_queries=28000),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),
         train=LoopConfig(
             steps=2560, batch_size=8, accumulate=4, evaluate_every=256, checkpoint_every=256

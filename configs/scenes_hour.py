@@ -13,7 +13,7 @@ from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 
 def get_config() -> Config:
     return Config(
-        data=DataConfig(scenes=24576),
+        data=DataConfig(scenes=24576, text_only_queries=28000),
         optimizer=OptimizerConfig(learning_rate=7e-4, muon_learning_rate=0.02),
         train=LoopConfig(
             steps=10000,

@@ -328,7 +328,7 @@ class DataConfig:
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     cutouts: str | None = None
     """Folder of RGBA images whose objects are laid over composed photos as well, in training."""
-    scenes: int = 4096
+    scenes: int = 3072
     """Number of procedural or composed training scenes."""
     fresh: bool = False
     """A new picture at every visit, of scenes, compose and cutouts. compose then uses every photo,
@@ -353,7 +353,7 @@ class DataConfig:
     """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
     """Share of tokens that are hidden from the mask-type head, chosen at random each time."""
-    text_only_queries: int = 28000
+    text_only_queries: int = 12000
     """Sentences without an image, about anything, from which the mask-type head also learns."""
     mirror: bool = True
     """Mirror half of the images; their queries that say left or right are left out."""
