@@ -118,6 +118,7 @@ def measure(predictor: Predictor, objects: Objects, options: Options) -> None:
         ious["made-up name"].append(iou(made_up.modal, target))
         ious["one example"].append(iou(with_example.modal, target))
         ious["real name"].append(iou(real.modal, target))
+        assert with_example.similarity is not None  # an answer with a taught name has one
         scores.append(with_example.similarity)
 
         # The last image that does not show the class.
@@ -125,6 +126,7 @@ def measure(predictor: Predictor, objects: Objects, options: Options) -> None:
             key = (other_id, category)
             if key not in objects.rles and key not in objects.crowds:
                 (absent,) = taught.predict(sentences[:1], "modal", other)
+                assert absent.similarity is not None
                 absent_scores.append(absent.similarity)
                 break
         previous[image_id] = image
