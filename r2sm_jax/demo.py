@@ -16,6 +16,7 @@ from r2sm_jax.config import NO_HEAD
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, load
+from r2sm_jax.progress import show_progress
 
 
 def check_address(host: str, port: int) -> None:
@@ -73,8 +74,10 @@ def main() -> None:
         except ImportError:
             raise InputError("the page needs gradio; pip install 'r2sm_jax[demo]'") from None
 
-        predictor = load_predictor(args)
-        predictor.warm_up()
+        usual = "half a minute, and more at the first start"
+        with show_progress("preparing the page", usual=usual):
+            predictor = load_predictor(args)
+            predictor.warm_up()
         try:
             page = launch(
                 predictor,

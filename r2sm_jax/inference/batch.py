@@ -22,8 +22,6 @@ import jax
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
 
 from r2sm_jax.data.images import frames, open_annotated, open_image
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
@@ -39,7 +37,8 @@ from r2sm_jax.inference.predictor import BATCH_ROWS, FramedImage, Predictor
 from r2sm_jax.inference.reading import NUM_THREADS, read_ahead
 from r2sm_jax.inference.tasks import Task, Tasks
 from r2sm_jax.models.r2sm import R2SMOutput
-from r2sm_jax.training.sharding import allgather, is_main_process, run_on_main
+from r2sm_jax.progress import show_progress
+from r2sm_jax.training.sharding import allgather, run_on_main
 
 PREDICTIONS = "predictions.json"
 OVERLAYS = "overlays"
@@ -191,15 +190,13 @@ def _predict_tasks(
 
     parts = [tasks[start : start + BATCH_ROWS] for start in range(0, len(tasks), BATCH_ROWS)]
     failed: dict[str, str] = {}
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with (
-        Progress(*columns, console=Console(stderr=True), disable=not is_main_process()) as progress,
+        show_progress("answering about images", len(tasks)) as advance,
         journal_path(out).open("ab") as journal,
         ThreadPoolExecutor(NUM_THREADS) as pool,
     ):
         if journal.tell() == 0:
             journal.write(header_line(header))
-        bar = progress.add_task("images", total=len(tasks))
 
         # While the model computes one part, threads read the next one and answer the last one.
         answering: list[Future[bytes]] = []
@@ -227,7 +224,7 @@ def _predict_tasks(
                 for task, image, of_image in zip(readable, images, outputs, strict=True):
                     arguments = (predictor, task, image, of_image, mask_type)
                     answering.append(pool.submit(_answer, *arguments, out if overlays else None))
-                progress.update(bar, advance=len(part))
+                advance(len(part))
         finally:
             # What is computed is kept, also where the call ends early.
             _store(journal, answering)

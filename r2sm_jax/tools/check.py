@@ -6,14 +6,12 @@ import html
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
@@ -40,6 +38,7 @@ from r2sm_jax.data.validation import (
     parse_flag,
 )
 from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.progress import show_progress
 from r2sm_jax.tools.describe import describe as describe_file
 
 HTML_ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}\d{0,2}|#\d{1,7}|#[xX][0-9a-fA-F]{1,6});")
@@ -191,11 +190,12 @@ def find_copies(
     return copies
 
 
-def progress(items: Sequence[Any], description: str) -> Iterable[Any]:
-    """Shows a progress bar while the items are used, if stderr is a terminal."""
-    console = Console(stderr=True)
-    is_quiet = not sys.stderr.isatty()
-    return track(items, description, console=console, transient=True, disable=is_quiet)
+def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
+    """Yields the items, and shows how many of them were used."""
+    with show_progress(description, len(items)) as advance:
+        for item in items:
+            yield item
+            advance(1)
 
 
 def counts_of(records: Mapping[str, Any]) -> str:
@@ -216,11 +216,11 @@ def find_all_problems(records: Any, folders: tuple[Path, ...]) -> Iterator[Probl
     # Records with a problem of structure are not read any further.
     broken = {(problem.records, problem.index) for problem in structural}
     sizes: dict[int, tuple[int, int]] = {}
-    for index, image in enumerate(progress(records["images"], "images")):
+    for index, image in enumerate(progress(records["images"], "checking images")):
         if ("images", index) not in broken:
             sizes[image["id"]] = image["height"], image["width"]
             yield from _image_problems(index, image, folders)
-    for index, annotation in enumerate(progress(records["annotations"], "annotations")):
+    for index, annotation in enumerate(progress(records["annotations"], "checking annotations")):
         if ("annotations", index) not in broken and annotation["image_id"] in sizes:
             yield from _annotation_problems(index, annotation, sizes[annotation["image_id"]])
 

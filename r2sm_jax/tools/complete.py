@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
@@ -23,6 +21,7 @@ from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.images import IMAGE_SUFFIXES, image_folders, open_annotated
 from r2sm_jax.data.validation import BoxComparison, check_records, is_id, is_ignored
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
+from r2sm_jax.progress import show_progress
 from r2sm_jax.tools.convert import print_notes
 from r2sm_jax.tools.entries import (
     BadRecord,
@@ -480,9 +479,7 @@ def _read_annotation(
 def complete_draft(draft: Draft, completer: "MaskCompleter", source: str) -> None:
     """Completes all objects of a draft, image by image. Those of an image that cannot be read are
     noted and left out."""
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("images", total=len(draft.annotations))
+    with show_progress("completing the objects of images", len(draft.annotations)) as advance:
         for image_id, annotations in list(draft.annotations.items()):
             image = draft.images[image_id]
             try:
@@ -494,7 +491,7 @@ def complete_draft(draft: Draft, completer: "MaskCompleter", source: str) -> Non
                 for annotation in annotations:
                     where = f"{source}: annotation {annotation['id']}"
                     draft.notes.append(BadRecord(where, str(error)))
-            progress.advance(bar)
+            advance(1)
 
 
 def complete_image(
