@@ -50,7 +50,6 @@ def train_completer(config: Config) -> Path:
         source,
         config,
         lambda sample, rng: cut_examples(sample, sizes.size, rng),
-        (sizes.size, sizes.size, 7),
     )
     untrained = MaskCompleter(sizes, weights)
 

@@ -17,7 +17,7 @@ from r2sm_jax.inference.outliner import MaskOutliner, save_outliner
 from r2sm_jax.models.keys_efficientnet import fill_first_blocks
 from r2sm_jax.models.outliner import Outliner
 from r2sm_jax.models.pretrained import find_efficientnet
-from r2sm_jax.training.outliner import NUM_PLANES, cut_prompt_examples, make_loss
+from r2sm_jax.training.outliner import cut_prompt_examples, make_loss
 from r2sm_jax.training.parts import example_batches, refuse_start, train_part
 
 
@@ -51,7 +51,6 @@ def train_outliner(config: Config) -> Path:
         source,
         config,
         lambda sample, rng: cut_prompt_examples(sample, sizes.size, rng),
-        (sizes.size, sizes.size, NUM_PLANES),
     )
 
     def judge(averaged: nnx.State, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """`train --train.part completer`: what a run writes, and what it refuses."""
 
 import json
+from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,18 @@ from PIL import Image
 
 from r2sm_jax import predict, train
 from r2sm_jax.cli import load_config_file
+from r2sm_jax.config import Config, LoopConfig
 from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import load_completer
+from r2sm_jax.training import parts
 from r2sm_jax.training.completion import cut_examples
-from r2sm_jax.training.parts import EXAMPLES_PER_IMAGE, Examples
+from r2sm_jax.training.parts import (
+    EXAMPLES_PER_IMAGE,
+    PictureExamples,
+    draw_batches,
+    example_batches,
+)
 
 CONFIGS = Path(train.__file__).parents[1] / "configs"
 FLAGS = """
@@ -84,22 +94,60 @@ def test_flags_of_the_segmenter_are_refused(refused, tmp_path, flags):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_picture_gives_as_many_examples_as_a_row_holds_and_none_if_it_has_none():
-    image = np.zeros((40, 40, 3), np.uint8)
+def picture(number: int, objects: int) -> Sample:
+    """A picture of the colour `number` with some objects of which half is hidden."""
+    image = np.full((40, 40, 3), number, np.uint8)
     whole = np.zeros((40, 40), bool)
     whole[10:30, 10:30] = True
     visible = whole.copy()
     visible[10:20] = False
-    samples = [
-        Sample(1, "a.png", image, (Instance(1, "cup", visible, whole),), ()),
-        Sample(2, "b.png", image, (Instance(1, "cup", visible, None),), ()),
-    ]
-    examples = Examples(
-        ListedSource(samples), lambda sample, rng: cut_examples(sample, 16, rng), (16, 16, 7)
-    )
-    rows = [examples((index, 0), np.random.default_rng(0)) for index in (0, 1)]
-    assert rows[0].shape == rows[1].shape == (EXAMPLES_PER_IMAGE, 16, 16, 7)
-    assert rows[0][..., 6].max() == 255 and not rows[1].any()
+    instances = [Instance(i, "cup", visible, whole) for i in range(1, objects + 1)]
+    return Sample(number, "a.png", image, tuple(instances), ())
+
+
+def cut_small(sample, rng):
+    return cut_examples(sample, 16, rng)
+
+
+def test_a_picture_gives_some_examples_and_none_if_it_has_no_complete_mask():
+    hidden = picture(1, objects=6)
+    unknown = replace(picture(2, objects=1).instances[0], amodal=None)
+    samples = [hidden, replace(hidden, instances=(unknown,))]
+    examples = PictureExamples(ListedSource(samples), cut_small)
+    of_first, of_second = (examples((i, 0), np.random.default_rng(0)) for i in (0, 1))
+    assert [example.shape for example in of_first] == EXAMPLES_PER_IMAGE * [(16, 16, 7)]
+    assert all(example[..., 6].max() == 255 for example in of_first) and of_second == []
+
+    with pytest.raises(InputError, match="no object to learn from"):
+        next(example_batches(ListedSource(samples[1:]), Config(), cut_small))
+
+
+def test_batches_mix_pictures_and_the_seed_decides_them():
+    source = ListedSource([picture(number, objects=3) for number in range(1, 61)])
+    config = Config(train=LoopConfig(batch_size=2))
+
+    def numbers_of_batches(count: int, seed: int) -> list[list[int]]:
+        """The picture of each example."""
+        seeded = replace(config, train=replace(config.train, seed=seed))
+        batches = example_batches(source, seeded, cut_small)
+        return [batch[..., 0].max((1, 2)).tolist() for batch in islice(batches, count)]
+
+    numbers = numbers_of_batches(90, seed=0)
+    assert {len(batch) for batch in numbers} == {2 * EXAMPLES_PER_IMAGE}
+    assert numbers == numbers_of_batches(90, seed=0)
+    assert numbers[:5] != numbers_of_batches(5, seed=1)
+    # In their order a batch of 8 examples would have 3 or 4 pictures.
+    assert np.mean([len(set(batch)) for batch in numbers[10:]]) > 6
+    assert {number for batch in numbers for number in batch} == set(range(1, 61))
+
+
+def test_every_example_leaves_the_pool_once(monkeypatch):
+    monkeypatch.setattr(parts, "POOL_SIZE", 20)
+    examples = (np.full(1, number) for number in count())
+    batches = draw_batches(examples, 4, np.random.default_rng(0))
+    drawn = np.concatenate(list(islice(batches, 500))).ravel().tolist()
+    assert len(set(drawn)) == len(drawn) == 2000
+    assert set(range(1800)) <= set(drawn) and max(drawn) < 2000 + 24
 
 
 def test_its_configuration_trains_a_completer():

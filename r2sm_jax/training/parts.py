@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.training.run_folder import new_run, point_latest
 
 EXAMPLES_PER_IMAGE = 4
-"""Objects of one picture in a batch, chosen at random; fewer are filled up with repeats."""
+"""Objects of one picture that become examples, chosen at random; a batch has as many examples for
+each of its `batch_size`."""
+POOL_SIZE = 1024
+"""Examples from which a batch is drawn, so that it mixes many pictures: examples of one picture are
+alike."""
+MAX_EMPTY_PICTURES = 1000
+"""So many pictures in a row without an example end the training, which would wait for ever."""
 # The optimizer is always AdamW with these constants and a gradient norm of at most 1. Of
 # `OptimizerConfig` only `learning_rate` is read.
 WARM_UP_STEPS = 300
@@ -40,32 +47,26 @@ Judge = Callable[[nnx.State, Path], Mapping[str, Any]]
 """(averaged weights, run folder) -> figures for the log; it also saves and prints."""
 
 
-class Examples:
+class PictureExamples:
     """The examples of a training source, picture by picture.
 
     A source that can make new pictures does so at each visit, whatever `DataConfig.fresh` says:
     nothing of a picture is cached here.
     """
 
-    def __init__(self, source: Source, cut_examples: CutExamples, shape: tuple[int, int, int]):
-        """`shape` is that of one example."""
+    def __init__(self, source: Source, cut_examples: CutExamples):
         self.source = source
         self.cut_examples = cut_examples
-        self.shape = shape
 
     def __call__(
         self, place: tuple[int, int], rng: np.random.Generator
-    ) -> UInt8[np.ndarray, "m s s c"]:
-        """Some examples of picture `place[0]` at its visit `place[1]`; all 0 if it has none."""
+    ) -> list[UInt8[np.ndarray, "s s c"]]:
+        """Up to `EXAMPLES_PER_IMAGE` examples of picture `place[0]` at its visit `place[1]`."""
         index, visit = place
         sample = self._sample_at(index, visit)
         crops = list(self.cut_examples(sample, rng))
-        if not crops:
-            # The loss of an example without an object is 0.
-            return np.zeros((EXAMPLES_PER_IMAGE, *self.shape), np.uint8)
         rng.shuffle(crops)
-        chosen = [crops[number % len(crops)] for number in range(EXAMPLES_PER_IMAGE)]
-        return np.stack(chosen)
+        return crops[:EXAMPLES_PER_IMAGE]
 
     def _sample_at(self, index: int, visit: int) -> Sample:
         if isinstance(self.source, FreshSource):
@@ -74,17 +75,55 @@ class Examples:
 
 
 def example_batches(
-    source: Source, config: Config, cut_examples: CutExamples, shape: tuple[int, int, int]
+    source: Source, config: Config, cut_examples: CutExamples
 ) -> Iterator[UInt8[np.ndarray, "m s s c"]]:
-    """An endless, reshuffled iterator of batches. `shape` is that of one example."""
+    """An endless iterator of batches that mix the examples of many pictures.
+
+    The seed of training decides the order of the pictures, their examples and the batches. Raises
+    InputError if `MAX_EMPTY_PICTURES` pictures in a row have no example.
+    """
     num_samples = len(source)
     places = grain.MapDataset.range(num_samples).seed(config.train.seed).shuffle().repeat()
     # The position tells the visit, so that a picture is another one each time.
     places = places.map_with_index(lambda position, i: (i, position // num_samples))
-    examples = places.random_map(Examples(source, cut_examples, shape))
+    pictures = places.random_map(PictureExamples(source, cut_examples))
     options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
-    for batch in examples.batch(config.train.batch_size).to_iter_dataset(options):
-        yield batch.reshape(-1, *batch.shape[2:])
+    examples = chain_examples(pictures.to_iter_dataset(options))
+    return draw_batches(
+        examples,
+        EXAMPLES_PER_IMAGE * config.train.batch_size,
+        np.random.default_rng(config.train.seed),
+    )
+
+
+def chain_examples(
+    pictures: Iterable[list[UInt8[np.ndarray, "s s c"]]],
+) -> Iterator[UInt8[np.ndarray, "s s c"]]:
+    """The examples of all pictures in their order. Raises InputError as `example_batches`."""
+    num_empty = 0
+    for examples in pictures:
+        num_empty = 0 if examples else num_empty + 1
+        if num_empty == MAX_EMPTY_PICTURES:
+            raise InputError(
+                f"{num_empty} training pictures in a row have no object to learn from; give data "
+                "with larger objects, or for a completer with complete masks"
+            )
+        yield from examples
+
+
+def draw_batches(
+    examples: Iterator[UInt8[np.ndarray, "s s c"]], batch_size: int, rng: np.random.Generator
+) -> Iterator[UInt8[np.ndarray, "m s s c"]]:
+    """Batches at random from a pool of examples, which new ones fill up."""
+    pool: list[np.ndarray] = []
+    while True:
+        # At first the pool takes two examples for each that leaves it. So training starts after two
+        # batches, not when the pool is full.
+        num_new = batch_size if len(pool) >= POOL_SIZE else 2 * batch_size
+        pool += islice(examples, num_new)
+        rng.shuffle(pool)
+        yield np.stack(pool[:batch_size])
+        pool = pool[batch_size:]
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
