@@ -468,7 +468,8 @@ class Config:
     resume: bool = False
     """Continue the run folder (default: runs/latest) from its last checkpoint."""
     init: str | None = None
-    """Run whose weights are the starting point (fine-tuning)."""
+    """Run whose weights are the starting point (fine-tuning); of a completer or outliner also an
+    export that holds one, such as photos-small."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -15,22 +15,25 @@ from r2sm_jax.data.dataset import Sample
 from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
-from r2sm_jax.inference.completion import MaskCompleter, save_completer
+from r2sm_jax.inference.completion import NAME, MaskCompleter, save_completer
+from r2sm_jax.inference.parts import initial_weights
 from r2sm_jax.models.completion import Completer
 from r2sm_jax.training.completion import cut_examples, make_loss
-from r2sm_jax.training.parts import example_batches, refuse_start, train_part
+from r2sm_jax.training.parts import example_batches, refuse_resume, train_part
 
 THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 """Logits among which the one with the highest IoU on `dev` is chosen."""
 
 
 def train_completer(config: Config) -> Path:
-    """Trains a completer from random weights. Returns its run folder.
+    """Trains a completer. Returns its run folder.
 
-    Raises InputError if the data cannot be read or have no object whose complete shape is known.
+    Raises InputError if the data cannot be read or have no object whose complete shape is known, or
+    as `start_weights`.
     """
-    refuse_start(config, "completer")
+    refuse_resume(config, NAME)
     sizes = config.model.completer
+    graphdef, weights, frozen = start_weights(config)
     image_size = config.model.vision.image_size
     source = open_dataset(config.data, "train", image_size=image_size, count=config.data.scenes)
     dev = open_dataset(
@@ -45,16 +48,16 @@ def train_completer(config: Config) -> Path:
             "known; give compose:FILE, which hides objects, or data with amodal masks"
         )
 
-    graphdef, weights = nnx.split(Completer(sizes, rngs=nnx.Rngs(config.train.seed)))
     batches = example_batches(
         source,
         config,
         lambda sample, rng: cut_examples(sample, sizes.size, rng),
     )
-    untrained = MaskCompleter(sizes, weights)
+    untrained = MaskCompleter(sizes, nnx.merge_state(weights, frozen))
 
     def judge(averaged: nnx.State, folder: Path) -> dict[str, Any]:
-        completer, figures = choose_threshold(untrained.updated(weights=averaged), samples)
+        trained = untrained.updated(weights=nnx.merge_state(averaged, frozen))
+        completer, figures = choose_threshold(trained, samples)
         save_completer(folder, completer)
         print_figures(references | figures)
         return {"threshold": completer.threshold, "dev": references | figures}
@@ -63,11 +66,28 @@ def train_completer(config: Config) -> Path:
         config,
         make_loss(graphdef),
         weights,
-        nnx.State({}),
+        frozen,
         batches,
         judge,
         references=references,
     )
+
+
+def start_weights(config: Config) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    """The structure of the completer, and its weights at the start: trained and frozen ones.
+
+    They are random, or those of `--init`. Raises InputError as `initial_weights`.
+    """
+    sizes = config.model.completer
+
+    def build() -> Completer:
+        return Completer(sizes, rngs=nnx.Rngs(config.train.seed))
+
+    graphdef, weights, frozen = nnx.split(build(), nnx.Param, ...)
+    if config.init:
+        weights, frozen = initial_weights(NAME, config.init, sizes, build)
+        print(f"weights from {config.init}", flush=True)
+    return graphdef, weights, frozen
 
 
 def choose_threshold(

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 
 from r2sm_jax import predict, train
 from r2sm_jax.config import OutlinerConfig
@@ -313,6 +314,19 @@ def test_a_run_writes_an_outliner_and_its_figures(tmp_path, command, refused):
     assert "box" in done.out and "click" in done.out
     sentence = refused(predict.main, tmp_path / "run", "photo.png", "the cup")
     assert "outliner" in sentence or "photo.png" in sentence
+
+
+def test_a_run_starts_from_the_weights_of_an_outliner(tmp_path, command, folder):
+    flags = [*FLAGS, "--model.outliner.efficientnet", "", "--data.source", "scenes"]
+    flags += ["--optimizer.learning-rate", "0", "--init", folder, "--run", tmp_path / "run"]
+    done = command(train.main, *flags)
+    assert done.code == 0, done.err
+    before, after = (
+        load_file(path / "outliner.safetensors") for path in (folder, tmp_path / "run")
+    )
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-6)
 
 
 def test_iou_of_masks():

@@ -1,21 +1,26 @@
 """`train --train.part completer`: what a run writes, and what it refuses."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import nnx
 from listed_source import ListedSource
 from PIL import Image
+from safetensors.numpy import load_file
 
 from r2sm_jax import predict, train
 from r2sm_jax.cli import load_config_file
-from r2sm_jax.config import Config, LoopConfig
+from r2sm_jax.config import CompleterConfig, Config, LoopConfig
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import load_completer
+from r2sm_jax.inference.completion import MaskCompleter, load_completer, save_completer
+from r2sm_jax.inference.export_folder import RELEASED, write_checksums
+from r2sm_jax.models.completion import Completer
 from r2sm_jax.training import parts
 from r2sm_jax.training.completion import cut_examples
 from r2sm_jax.training.parts import (
@@ -25,6 +30,7 @@ from r2sm_jax.training.parts import (
     example_batches,
 )
 
+TINY = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
 CONFIGS = Path(train.__file__).parents[1] / "configs"
 FLAGS = """
     --train.part completer --train.steps 2 --train.batch-size 2 --train.log-every 1
@@ -53,6 +59,26 @@ def test_a_run_writes_a_completer_and_its_figures_beside_those_of_hulls(tmp_path
     Image.new("RGB", (40, 40)).save(tmp_path / "photo.png")
     sentence = refused(predict.main, tmp_path / "run", tmp_path / "photo.png", "the cup")
     assert "the run of the part completer" in sentence
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """The run folder of a tiny completer with random weights."""
+    folder = tmp_path_factory.mktemp("start")
+    weights = nnx.state(Completer(TINY, rngs=nnx.Rngs(5)))
+    save_completer(folder, MaskCompleter(TINY, weights, threshold=1.5))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def export_without(tmp_path_factory):
+    """The released model without its completer."""
+    folder = shutil.copytree(RELEASED / "photos-small", tmp_path_factory.mktemp("exports") / "bare")
+    stored = json.loads((folder / "config.json").read_text())
+    del stored["completer"]
+    (folder / "config.json").write_text(json.dumps(stored))
+    write_checksums(folder)
+    return folder
 
 
 def write_visible_objects(folder):
@@ -85,13 +111,35 @@ def test_data_in_which_nothing_is_hidden_are_refused(tmp_path, refused):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("flags", [["--resume"], ["--init", "runs/other"]])
-def test_flags_of_the_segmenter_are_refused(refused, tmp_path, flags):
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--resume"], ["--resume"]),
+        (["--init", "runs/other"], ["runs/other"]),
+        (["--init", "START", "--model.completer.dims", "8", "8"], ["completer.dims 8 16"]),
+        (["--init", "EXPORT"], ["EXPORT", "no completer"]),
+    ],
+)
+def test_starts_that_cannot_be_are_refused(refused, tmp_path, start, export_without, flags, words):
+    paths = {"START": str(start), "EXPORT": str(export_without)}
+    flags = [paths.get(flag, flag) for flag in flags]
     sentence = refused(
         train.main, CONFIGS / "completer.py", *FLAGS, *flags, "--run", tmp_path / "run"
     )
-    assert flags[0] in sentence
+    assert all(paths.get(word, word) in sentence for word in words)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_starts_from_the_weights_of_a_completer(tmp_path, command, start):
+    flags = [*FLAGS, "--data.source", "scenes", "--run", tmp_path / "run"]
+    done = command(train.main, *flags, "--init", start, "--optimizer.learning-rate", "0")
+    assert done.code == 0, done.err
+    before, after = (
+        load_file(path / "completer.safetensors") for path in (start, tmp_path / "run")
+    )
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-6)
 
 
 def picture(number: int, objects: int) -> Sample:

@@ -10,6 +10,7 @@ model.safetensors with `NAME.` before their names.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
-from r2sm_jax.cli import to_json
+from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.errors import InputError, atomic_write, load_json
 from r2sm_jax.inference.export_folder import (
     CONFIG,
@@ -82,6 +83,42 @@ def find_part(
         return read_part(folder, name)
     check_export(folder)
     return part_of_export(folder, name, split_tensors(read_tensors(folder / WEIGHTS)))
+
+
+def initial_weights(
+    name: str, model: str, sizes: Any, build: Callable[[], nnx.Module]
+) -> tuple[nnx.State, nnx.State]:
+    """The weights of a part from which `--init MODEL` starts: the trained ones, and the frozen.
+
+    Args:
+        model: as of `find_part`.
+        sizes: the configuration of the part that is going to be trained.
+        build: makes its module, with random weights.
+
+    Raises InputError as `find_part`, for an export without the part, and for a part of other sizes.
+    """
+    part = find_part(name, model)
+    if part is None:
+        raise InputError(
+            f"--init {model}: this export has no {name}; give the run folder of one, or an export "
+            "that holds one"
+        )
+    stored, tensors = part
+    check_sizes(name, model, from_json(type(sizes), stored["config"], model), sizes)
+    weights, frozen = nnx.split_state(fill_weights(build, tensors, name), nnx.Param, ...)
+    return weights, frozen
+
+
+def check_sizes(name: str, model: str, stored_sizes: Any, sizes: Any) -> None:
+    """Raises InputError, which gives the flags, if a part has other sizes than configured."""
+    configured = to_json(sizes)
+    flags = []
+    for field, value in to_json(stored_sizes).items():
+        if value != configured[field]:
+            values = value if isinstance(value, list) else [value]
+            flags += [f"--model.{name}.{field.replace('_', '-')}", *map(str, values)]
+    if flags:
+        raise InputError(f"--init {model}: its {name} has other sizes; give {shlex.join(flags)}")
 
 
 def part_of_export(

@@ -209,14 +209,10 @@ def train_part(
     return folder
 
 
-def refuse_start(config: Config, name: str) -> None:
-    """Raises InputError for the flags with which a segmenter starts from other weights.
-
-    `name`: of the part.
-    """
-    if config.resume or config.init:
-        flag = "--resume" if config.resume else "--init"
+def refuse_resume(config: Config, name: str) -> None:
+    """Raises InputError for `--resume`, which is for the segmenter. `name`: of the part."""
+    if config.resume:
         raise InputError(
-            f"{flag} is for the segmenter; the {name} trains in one go, so leave the flag out and "
-            "give a new --run"
+            f"--resume is for the segmenter; the {name} trains in one go, so give a new --run, and "
+            "--init RUN to start from the weights of another one"
         )
