@@ -1,12 +1,16 @@
 """The completer on photographs with masks: from a visible mask to the complete one.
 
-Any COCO instances file teaches it: complete objects are hidden by others (docs/complete.md).
+Any COCO instances file teaches it: complete objects are hidden by others (docs/complete.md). It
+reads crops of 64 pixels and the features of a frozen EfficientNet-Lite2, which give most for the
+processor time (docs/log.md). Measured on crops of COCO photos, `dev`: amodal IoU .787 and occluded
+IoU .378 of hidden objects, after 24 minutes of processor time.
 
     python -m r2sm_jax.train configs/completer.py \\
         --data.source compose:INSTANCES.json --data.images DIR
 """
 
 from r2sm_jax.config import (
+    CompleterConfig,
     Config,
     DataConfig,
     LoopConfig,
@@ -18,15 +22,18 @@ from r2sm_jax.config import (
 
 def get_config() -> Config:
     return Config(
-        # Pictures are composed at this size; the completer itself sees crops of 128 pixels.
-        model=ModelConfig(vision=VisionConfig(image_size=448)),
+        model=ModelConfig(
+            # Pictures are composed at this size; the completer itself sees crops.
+            vision=VisionConfig(image_size=448),
+            completer=CompleterConfig(size=64, efficientnet="efficientnet-lite2"),
+        ),
         data=DataConfig(scenes=100_000, queries=1),
         optimizer=OptimizerConfig(learning_rate=1e-3),
         train=LoopConfig(
             part="completer",
-            steps=3000,
+            steps=2000,
             batch_size=8,
-            evaluate_every=1000,
+            evaluate_every=500,
             evaluate_samples=100,
         ),
     )

@@ -141,6 +141,10 @@ class DecoderConfig:
         return self.region_dim + int(self.similarity)
 
 
+LITE2_BLOCK_DIMS = (16, *3 * (24,), *3 * (48,), *4 * (88,), *4 * (120,))
+"""Channels after each block of EfficientNet-Lite2, up to stride 16."""
+
+
 @dataclass(frozen=True)
 class CompleterConfig:
     """Sizes of the completer, which adds the hidden part to a visible mask."""
@@ -152,6 +156,11 @@ class CompleterConfig:
     depth: int = 4
     """Transformer blocks on the coarsest grid."""
     heads: int = 4
+    efficientnet: str = ""
+    """Published weights of a frozen backbone whose features it reads, too: a name such as
+    efficientnet-lite2 or a file; empty = no backbone."""
+    block_dims: tuple[int, ...] = LITE2_BLOCK_DIMS
+    """Channels after each block of the backbone, up to stride 16."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,7 @@ class OutlinerConfig:
     heads: int = 4
     efficientnet: str = "efficientnet-lite2"
     """Published weights of the frozen backbone: a name or a file; empty = random ones."""
-    block_dims: tuple[int, ...] = (16, *3 * (24,), *3 * (48,), *4 * (88,), *4 * (120,))
+    block_dims: tuple[int, ...] = LITE2_BLOCK_DIMS
     """Channels after each block of the backbone, up to stride 16."""
 
 

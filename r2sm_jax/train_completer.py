@@ -16,7 +16,7 @@ from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
 from r2sm_jax.inference.completion import NAME, MaskCompleter, save_completer
-from r2sm_jax.inference.parts import initial_weights
+from r2sm_jax.inference.parts import start_weights
 from r2sm_jax.models.completion import Completer
 from r2sm_jax.training.completion import cut_examples, make_loss
 from r2sm_jax.training.parts import example_batches, refuse_resume, train_part
@@ -33,7 +33,11 @@ def train_completer(config: Config) -> Path:
     """
     refuse_resume(config, NAME)
     sizes = config.model.completer
-    graphdef, weights, frozen = start_weights(config)
+
+    def build() -> Completer:
+        return Completer(sizes, rngs=nnx.Rngs(config.train.seed))
+
+    graphdef, weights, frozen = start_weights(config, NAME, build)
     image_size = config.model.vision.image_size
     source = open_dataset(config.data, "train", image_size=image_size, count=config.data.scenes)
     dev = open_dataset(
@@ -71,23 +75,6 @@ def train_completer(config: Config) -> Path:
         judge,
         references=references,
     )
-
-
-def start_weights(config: Config) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """The structure of the completer, and its weights at the start: trained and frozen ones.
-
-    They are random, or those of `--init`. Raises InputError as `initial_weights`.
-    """
-    sizes = config.model.completer
-
-    def build() -> Completer:
-        return Completer(sizes, rngs=nnx.Rngs(config.train.seed))
-
-    graphdef, weights, frozen = nnx.split(build(), nnx.Param, ...)
-    if config.init:
-        weights, frozen = initial_weights(NAME, config.init, sizes, build)
-        print(f"weights from {config.init}", flush=True)
-    return graphdef, weights, frozen
 
 
 def choose_threshold(

@@ -14,10 +14,8 @@ from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.prompts import outliner_figures, scored_objects
 from r2sm_jax.inference.outliner import NAME, MaskOutliner, save_outliner
-from r2sm_jax.inference.parts import initial_weights
-from r2sm_jax.models.keys_efficientnet import fill_first_blocks
+from r2sm_jax.inference.parts import start_weights
 from r2sm_jax.models.outliner import Outliner
-from r2sm_jax.models.pretrained import find_efficientnet
 from r2sm_jax.training.outliner import cut_prompt_examples, make_loss
 from r2sm_jax.training.parts import example_batches, refuse_resume, train_part
 
@@ -30,7 +28,11 @@ def train_outliner(config: Config) -> Path:
     """
     refuse_resume(config, NAME)
     sizes = config.model.outliner
-    graphdef, weights, frozen = start_weights(config)
+
+    def build() -> Outliner:
+        return Outliner(sizes, rngs=nnx.Rngs(config.train.seed))
+
+    graphdef, weights, frozen = start_weights(config, NAME, build)
     image_size = config.model.vision.image_size
     source = open_dataset(config.data, "train", image_size=image_size, count=config.data.scenes)
     dev = open_dataset(
@@ -59,24 +61,3 @@ def train_outliner(config: Config) -> Path:
         return {"dev": figures}
 
     return train_part(config, make_loss(graphdef), weights, frozen, batches, judge)
-
-
-def start_weights(config: Config) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """The structure of the outliner, and its weights at the start: trained and frozen ones.
-
-    All are those of `--init`; without it the trained ones are random, the frozen ones published.
-    Raises InputError as `initial_weights`, or if the published weights cannot be read.
-    """
-    sizes = config.model.outliner
-
-    def build() -> Outliner:
-        return Outliner(sizes, rngs=nnx.Rngs(config.train.seed))
-
-    graphdef, weights, frozen = nnx.split(build(), nnx.Param, ...)
-    if config.init:
-        weights, frozen = initial_weights(NAME, config.init, sizes, build)
-        print(f"weights from {config.init}", flush=True)
-    elif sizes.efficientnet:
-        published = find_efficientnet(sizes.efficientnet)
-        frozen["efficientnet"] = fill_first_blocks(frozen["efficientnet"], published)
-    return graphdef, weights, frozen

@@ -1,5 +1,7 @@
 """The completer: geometry of crops, what an answer keeps, examples and their noise, learning."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +23,14 @@ from r2sm_jax.evaluation.completion import (
     score_object,
 )
 from r2sm_jax.evaluation.tables import _completion_table
-from r2sm_jax.inference.completion import MaskCompleter, completer_weights, others_of
-from r2sm_jax.models.completion import NUM_CHANNELS, Completer
+from r2sm_jax.inference.completion import (
+    MaskCompleter,
+    completer_weights,
+    load_completer,
+    others_of,
+    save_completer,
+)
+from r2sm_jax.models.completion import NUM_CHANNELS, Completer, backbone_image, make_inputs
 from r2sm_jax.training.completion import (
     augment,
     completion_loss,
@@ -34,6 +42,10 @@ from r2sm_jax.training.completion import (
 from r2sm_jax.training.parts import make_step
 
 TINY = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
+
+
+WITH_FEATURES = replace(TINY, efficientnet="efficientnet-lite2", block_dims=(4, 6, 8, 6, 8))
+"""A tiny backbone; only a training run reads the weights of this name."""
 
 
 def rectangle(height, width, x0, y0, x1, y1):
@@ -160,6 +172,55 @@ def test_the_completer_learns_what_a_square_hides():
         state, values = step(state, nnx.State({}), jnp.asarray(planes), jax.random.key(number))
         losses.append(float(values["loss"]))
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_features_of_a_frozen_backbone_are_read_and_only_then():
+    plain = Completer(TINY, rngs=nnx.Rngs(0))
+    model = Completer(WITH_FEATURES, rngs=nnx.Rngs(0))
+    names = {path[0] for path, _ in nnx.to_flat_state(nnx.state(plain))}
+    more = {path[0] for path, _ in nnx.to_flat_state(nnx.state(model))} - names
+    assert more == {"efficientnet", "feature_norm", "join"}
+
+    @nnx.jit
+    def run(model: Completer, crops: jax.Array) -> jax.Array:
+        return model(crops)
+
+    crops = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, NUM_CHANNELS)))
+    # The crop is enlarged for the backbone, whose last grid has 8 x 8 cells as the coarsest one.
+    logits = run(model, crops)
+    assert run(plain, crops).shape == logits.shape == (2, 32, 32)
+    model.join.kernel[...] = jnp.zeros_like(model.join.kernel[...])
+    assert not np.allclose(logits, run(model, crops))
+    smaller_grid = Completer(replace(WITH_FEATURES, dims=(8, 8, 16)), rngs=nnx.Rngs(0))
+    assert run(smaller_grid, crops).shape == (2, 32, 32)
+
+
+def test_the_backbone_reads_colours_as_it_was_trained():
+    colours = np.random.default_rng(0).integers(0, 256, (1, 9, 9, 3), np.uint8)
+    inside = jnp.ones((1, 9, 9)).at[:, :, :3].set(0).at[:, :, 3].set(0.5)
+    inputs = make_inputs(jnp.asarray(colours), inside, inside, inside, jnp.ones(1))
+    expected = (colours - 127.0) / 128 * inside[..., None]
+    np.testing.assert_allclose(backbone_image(inputs), expected, atol=1e-6)
+
+
+def test_a_frozen_backbone_stays_in_training_and_its_completer_is_stored(tmp_path, image):
+    model = Completer(WITH_FEATURES, rngs=nnx.Rngs(0))
+    graphdef, weights, frozen = nnx.split(model, nnx.Param, ...)
+    assert set(frozen) == {"efficientnet"} and "efficientnet" not in weights
+    optimizer = optax.sgd(0.1)
+    step = jax.jit(make_step(make_loss(graphdef), optimizer, 0.9))
+    planes = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 7), np.uint8)
+    state = (weights, weights, optimizer.init(weights))
+    state, _ = step(state, frozen, jnp.asarray(planes), jax.random.key(0))
+    before, after = (tree["join"]["kernel"][...] for tree in (weights, state[0]))
+    assert not np.array_equal(before, after)
+
+    trained = MaskCompleter(WITH_FEATURES, nnx.merge_state(state[1], frozen), threshold=-2.0)
+    save_completer(tmp_path, trained)
+    loaded = load_completer(tmp_path)
+    assert loaded.config == WITH_FEATURES
+    mask = rectangle(60, 80, 5, 5, 25, 30)
+    np.testing.assert_array_equal(loaded(image, [mask]), trained(image, [mask]))
 
 
 def test_augmented_inputs_have_the_channels_of_the_completer():

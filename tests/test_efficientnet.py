@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from tiny_efficientnet import DIMS, tiny_tensors
 
 from r2sm_jax import evaluate
 from r2sm_jax.config import VisionConfig
@@ -40,8 +41,6 @@ from r2sm_jax.train import main
 from r2sm_jax.training.run_folder import read_config, read_sizes
 
 FLOAT32 = jnp.dtype("float32")
-DIMS = (4, 6, 6, 8, 10, 12, 14, 16)
-"""Of a tiny one; the second stage has two blocks."""
 VISION = VisionConfig(image_size=64, patch_size=16, dim=16, depth=1, heads=2, mlp_dim=16, out_dim=8)
 VISION = replace(VISION, encoder="efficientnet", efficientnet="tiny")
 SIZES = EncoderSizes(efficientnet=EfficientNetSizes(DIMS))
@@ -50,35 +49,6 @@ SIZES = EncoderSizes(efficientnet=EfficientNetSizes(DIMS))
 @nnx.jit
 def run(module, *inputs):
     return module(*inputs)
-
-
-def tiny_tensors() -> dict[str, np.ndarray]:
-    """Random weights under the published keys."""
-    rng, tensors = np.random.default_rng(0), {}
-
-    def add(conv: str, norm: str, *shape: int) -> None:
-        tensors[f"{conv}.weight"] = (
-            rng.normal(size=shape).astype(np.float32) / np.prod(shape[1:]) ** 0.5
-        )
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            tensors[f"{norm}.{name}"] = rng.uniform(0.5, 1.5, shape[0]).astype(np.float32)
-        tensors[f"{norm}.num_batches_tracked"] = np.array(7)
-
-    add("_conv_stem", "_bn0", 32, 3, 3, 3)
-    dim, sizes = 32, (3, 3, 3, 5, 3, 5, 5, 3)
-    for number, (out, size) in enumerate(zip(DIMS, sizes, strict=True)):
-        block, inner = f"_blocks.{number}", dim * (6 if number else 1)
-        if number:
-            add(f"{block}._expand_conv", f"{block}._bn0", inner, dim, 1, 1)
-        add(f"{block}._depthwise_conv", f"{block}._bn1", inner, 1, size, size)
-        add(f"{block}._project_conv", f"{block}._bn2", out, inner, 1, 1)
-        dim = out
-    add("_conv_head", "_bn1", 20, dim, 1, 1)
-    tensors["_fc.weight"], tensors["_fc.bias"] = (
-        np.zeros((5, 20), np.float32),
-        np.zeros(5, np.float32),
-    )
-    return tensors
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ Needs the optional packages of docs/onnx.md.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,19 @@ def test_encoder_and_decoder_give_the_masks_of_the_predictor(exported, run):
             np.testing.assert_allclose(
                 answers[name][0, row, 0], getattr(output, name)[0], atol=1e-2
             )
+
+
+def test_a_completer_with_features_of_a_backbone_is_converted(packages, tmp_path):
+    config = CompleterConfig(size=32, dims=(8, 16, 16), depth=1, heads=2)
+    config = replace(config, efficientnet="efficientnet-lite2", block_dims=(4, 6, 8, 6, 8))
+    weights = nnx.state(Completer(config, rngs=nnx.Rngs(0)))
+    completer = MaskCompleter(config, weights)
+    part = completer_part(completer)
+    onnx_convert.convert(part, tmp_path / part.file)
+    assert verify_part(part, tmp_path / part.file) <= 1e-4
+    crops, known = part.samples[1].values()
+    (logits,) = call(tmp_path / part.file, dict(part.samples[1])).values()
+    np.testing.assert_allclose(logits, completer.logits(crops, known), atol=1e-3)
 
 
 def test_settings_and_page_lie_beside_the_files(exported, completer):

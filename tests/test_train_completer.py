@@ -11,16 +11,24 @@ import pytest
 from flax import nnx
 from listed_source import ListedSource
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
+from tiny_efficientnet import DIMS, tiny_tensors
 
 from r2sm_jax import predict, train
 from r2sm_jax.cli import load_config_file
-from r2sm_jax.config import CompleterConfig, Config, LoopConfig
+from r2sm_jax.config import CompleterConfig, Config, LoopConfig, ModelConfig
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import MaskCompleter, load_completer, save_completer
+from r2sm_jax.inference.completion import (
+    MaskCompleter,
+    load_completer,
+    open_completer,
+    save_completer,
+)
 from r2sm_jax.inference.export_folder import RELEASED, write_checksums
+from r2sm_jax.inference.exporter import add_parts, portable_config
 from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.keys_efficientnet import read_efficientnet
 from r2sm_jax.training import parts
 from r2sm_jax.training.completion import cut_examples
 from r2sm_jax.training.parts import (
@@ -79,6 +87,38 @@ def export_without(tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(stored))
     write_checksums(folder)
     return folder
+
+
+def test_a_run_reads_the_features_of_a_published_backbone(tmp_path, command):
+    published = tmp_path / "tiny.safetensors"
+    save_file(tiny_tensors(), published)
+    flags = [*FLAGS, "--data.source", "scenes", "--model.completer.efficientnet", published]
+    fitting = ["--model.completer.block-dims", *map(str, DIMS[:6])]
+    done = command(train.main, *flags, *fitting, "--run", tmp_path / "run")
+    assert done.code == 0, done.err
+    tensors = load_file(tmp_path / "run/completer.safetensors")
+    expected = read_efficientnet(published)["_blocks.5._project_conv.weight"][..., 0, 0]
+    np.testing.assert_array_equal(tensors["efficientnet.blocks.5.project.kernel"], expected.T)
+
+    # An export names the file alone, and has the weights of the backbone, too.
+    completer = load_completer(tmp_path / "run")
+    assert completer.config.efficientnet == str(published)
+    add_parts(RELEASED / "photos-small", tmp_path / "export", completer=completer)
+    assert open_completer(tmp_path / "export").config.efficientnet == "tiny.safetensors"
+    config = Config(model=ModelConfig(completer=completer.config))
+    assert portable_config(config).model.completer.efficientnet == "tiny.safetensors"
+    assert portable_config(Config()).model.completer.efficientnet == ""
+
+
+def test_a_backbone_of_other_channels_is_refused(tmp_path, refused):
+    published = tmp_path / "tiny.safetensors"
+    save_file(tiny_tensors(), published)
+    flags = [*FLAGS, "--data.source", "scenes", "--model.completer.efficientnet"]
+    sentence = refused(train.main, *flags, published, "--run", tmp_path / "run")
+    assert "--model.completer.block-dims" in sentence
+    sentence = refused(train.main, *flags, "efficientnet-lite9", "--run", tmp_path / "run")
+    assert "--model.completer.efficientnet efficientnet-lite9" in sentence
+    assert not (tmp_path / "run").exists()
 
 
 def write_visible_objects(folder):
@@ -198,6 +238,12 @@ def test_every_example_leaves_the_pool_once(monkeypatch):
     assert set(range(1800)) <= set(drawn) and max(drawn) < 2000 + 24
 
 
-def test_its_configuration_trains_a_completer():
-    config = load_config_file(CONFIGS / "completer.py")
+@pytest.mark.parametrize("name", ["completer", "completer_finetune"])
+def test_its_configurations_train_a_completer(name):
+    config = load_config_file(CONFIGS / f"{name}.py")
     assert config.train.part == "completer"
+
+
+def test_the_released_completer_has_the_sizes_of_its_fine_tuning():
+    config = load_config_file(CONFIGS / "completer_finetune.py")
+    assert open_completer(config.init).config == config.model.completer

@@ -36,7 +36,7 @@ class MaskCompleter:
 
     Attributes:
         config: Sizes of the completer.
-        weights: Its weights.
+        weights: Its weights, with those of a frozen backbone if it has one.
         threshold: Logit above which a pixel belongs to the complete mask, chosen on `dev`.
     """
 
@@ -50,11 +50,7 @@ class MaskCompleter:
         def compute_logits(
             weights: nnx.State, crops: UInt8[jax.Array, "m s s 6"], others_known: jax.Array
         ) -> jax.Array:
-            colours = crops[..., :3]
-            shares = crops[..., 3:].astype(jnp.float32) / 255
-            inside, visible, others = (shares[..., channel] for channel in range(3))
-            inputs = make_inputs(colours, inside, visible, others, others_known)
-            return nnx.merge(graphdef, weights)(inputs)
+            return crop_logits(nnx.merge(graphdef, weights), crops, others_known)
 
         self._compute_logits = compute_logits
 
@@ -142,6 +138,18 @@ class MaskCompleter:
             image_logits = window.paste(crop_logits, height, width, OUTSIDE_LOGIT)
             completed.append(visible | (image_logits > self.threshold))
         return completed
+
+
+def crop_logits(
+    model: Completer,
+    crops: UInt8[jax.Array, "m s s 6"],
+    others_known: Float[jax.Array, " m"],
+) -> Float[jax.Array, "m s s"]:
+    """The logits of `MaskCompleter.logits`, by the module."""
+    colours = crops[..., :3]
+    shares = crops[..., 3:].astype(jnp.float32) / 255
+    inside, visible, others = (shares[..., channel] for channel in range(3))
+    return model(make_inputs(colours, inside, visible, others, others_known))
 
 
 def others_of(visible_masks: Sequence[Mask]) -> list[Mask | None]:

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +119,7 @@ def _put_in(folder: Path, completer: MaskCompleter | None, outliner: MaskOutline
     card = folder / CARD
     text = card.read_text("utf-8") if card.is_file() else ""
     for name, (stored_part, weights) in parts.items():
-        stored[name] = stored_part
+        stored[name] = _portable_part(stored_part)
         tensors[name] = {
             path: np.asarray(value, dtype) for path, value in flat_weights(weights).items()
         }
@@ -259,12 +259,23 @@ def portable_config(config: Config) -> Config:
         vit=vision.vit and _model_name(vision.vit),
         efficientnet=vision.efficientnet and _model_name(vision.efficientnet),
     )
-    model = replace(config.model, text=text, vision=vision)
+    completer, outliner = config.model.completer, config.model.outliner
+    completer = replace(completer, efficientnet=_model_name(completer.efficientnet))
+    outliner = replace(outliner, efficientnet=_model_name(outliner.efficientnet))
+    model = replace(config.model, text=text, vision=vision, completer=completer, outliner=outliner)
     return replace(config, run=None, init=None, resume=False, data=data, model=model)
 
 
+def _portable_part(stored_part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON object of a part with the name of its backbone in place of a local file."""
+    sizes = stored_part["config"]
+    name = _model_name(sizes["efficientnet"])
+    return {**stored_part, "config": sizes | {"efficientnet": name}}
+
+
 def _model_name(model: str) -> str:
-    """Returns the name of a published model, or of the local folder or file that holds one."""
+    """Returns the name of a published model, or of the local folder or file that holds one; "" for
+    none."""
     return Path(model).name if Path(model).expanduser().exists() else model
 
 

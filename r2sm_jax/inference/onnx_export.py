@@ -29,7 +29,7 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.tokenizer import pad_ids
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.inference.completion import MaskCompleter
+from r2sm_jax.inference.completion import MaskCompleter, crop_logits
 from r2sm_jax.inference.export_folder import CARD, check_language_models
 from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
 from r2sm_jax.inference.onnx_convert import (
@@ -40,9 +40,10 @@ from r2sm_jax.inference.onnx_convert import (
     store_in_float16,
 )
 from r2sm_jax.inference.run import Run
+from r2sm_jax.models.completion import Completer
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.hub import TOKENIZER
-from r2sm_jax.models.r2sm import R2SM, ImageFeatures
+from r2sm_jax.models.r2sm import ImageFeatures
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
@@ -153,7 +154,8 @@ def onnx_parts(run: Run, completer: MaskCompleter | None) -> list[Part]:
         )
     predictor = run.predictor
     weights = flat_weights(predictor.weights)
-    model = _plain_model(model_with_weights(config, run.sizes, weights, run.folder))
+    model = model_with_weights(config, run.sizes, weights, run.folder)
+    _use_plain_convolutions(model)
     encoder = load_text_encoder(predictor.text_encoder.folder)
     calibration = predictor.calibration
 
@@ -222,9 +224,12 @@ def onnx_parts(run: Run, completer: MaskCompleter | None) -> list[Part]:
 
 def completer_part(completer: MaskCompleter) -> Part:
     """The completer as a part; its samples are noise, which it answers like anything else."""
+    model = Completer(completer.config, rngs=nnx.Rngs(0))
+    nnx.update(model, completer.weights)
+    _use_plain_convolutions(model)
 
     def complete(crops: jax.Array, others_known: jax.Array) -> tuple[jax.Array, ...]:
-        return (completer.logits(crops, others_known),)
+        return (crop_logits(model, crops, others_known),)
 
     rng = np.random.default_rng(0)
     size = completer.config.size
@@ -235,13 +240,12 @@ def completer_part(completer: MaskCompleter) -> Part:
     return Part("complete", complete, ("m, ...", "m"), ("logits",), tuple(samples))
 
 
-def _plain_model(model: R2SM) -> R2SM:
+def _use_plain_convolutions(model: nnx.Module) -> None:
     """Gives depthwise convolutions back to XLA's operation, which ONNX has, too. In JAX ours takes
     part of the time, but only on CPUs, and is chosen when a program runs."""
     for _, layer in nnx.iter_graph(model):
         if isinstance(layer, nnx.Conv) and layer.conv_general_dilated is depthwise_conv:
             layer.conv_general_dilated = jax.lax.conv_general_dilated
-    return model
 
 
 def _sample_images(size: int) -> list[dict[str, np.ndarray]]:

@@ -21,6 +21,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from r2sm_jax.cli import from_json, to_json
+from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError, atomic_write, load_json
 from r2sm_jax.inference.export_folder import (
     CONFIG,
@@ -32,6 +33,8 @@ from r2sm_jax.inference.export_folder import (
 )
 from r2sm_jax.inference.export_weights import flat_weights
 from r2sm_jax.models.hub import read_tensors
+from r2sm_jax.models.keys_efficientnet import fill_first_blocks
+from r2sm_jax.models.pretrained import find_efficientnet
 
 PARTS = ("completer", "outliner")
 
@@ -85,28 +88,39 @@ def find_part(
     return part_of_export(folder, name, split_tensors(read_tensors(folder / WEIGHTS)))
 
 
-def initial_weights(
-    name: str, model: str, sizes: Any, build: Callable[[], nnx.Module]
-) -> tuple[nnx.State, nnx.State]:
-    """The weights of a part from which `--init MODEL` starts: the trained ones, and the frozen.
+def start_weights(
+    config: Config, name: str, build: Callable[[], nnx.Module]
+) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    """The structure of a part that is going to be trained, its trained weights and the frozen ones.
+
+    All weights are those of `--init MODEL`. Without it they are random, those of a frozen backbone
+    published.
 
     Args:
-        model: as of `find_part`.
-        sizes: the configuration of the part that is going to be trained.
-        build: makes its module, with random weights.
+        build: makes the module, with random weights.
 
-    Raises InputError as `find_part`, for an export without the part, and for a part of other sizes.
+    Raises InputError as `find_part`, for an export without the part, for a part of other sizes than
+    configured, or if the published weights cannot be read.
     """
-    part = find_part(name, model)
-    if part is None:
-        raise InputError(
-            f"--init {model}: this export has no {name}; give the run folder of one, or an export "
-            "that holds one"
-        )
-    stored, tensors = part
-    check_sizes(name, model, from_json(type(sizes), stored["config"], model), sizes)
-    weights, frozen = nnx.split_state(fill_weights(build, tensors, name), nnx.Param, ...)
-    return weights, frozen
+    sizes = getattr(config.model, name)
+    graphdef, weights, frozen = nnx.split(build(), nnx.Param, ...)
+    if config.init:
+        part = find_part(name, config.init)
+        if part is None:
+            raise InputError(
+                f"--init {config.init}: this export has no {name}; give the run folder of one, or "
+                "an export that holds one"
+            )
+        stored, tensors = part
+        stored_sizes = from_json(type(sizes), stored["config"], config.init)
+        check_sizes(name, config.init, stored_sizes, sizes)
+        weights, frozen = nnx.split_state(fill_weights(build, tensors, name), nnx.Param, ...)
+        print(f"weights from {config.init}", flush=True)
+    elif sizes.efficientnet:
+        source = find_efficientnet(sizes.efficientnet, f"--model.{name}.efficientnet")
+        flag = f"--model.{name}.block-dims"
+        frozen["efficientnet"] = fill_first_blocks(frozen["efficientnet"], source, flag)
+    return graphdef, weights, frozen
 
 
 def check_sizes(name: str, model: str, stored_sizes: Any, sizes: Any) -> None:

@@ -3,7 +3,8 @@
 Whoever found the object (this model, SAM, a detector, a hand) gives its visible mask. The completer
 looks at a square crop of the image around that mask and adds the part that other objects hide. It
 needs neither a class nor a sentence, so any masks of complete objects can teach it. It may also
-read the visible masks of the other objects, since they say where something can be hidden.
+read the visible masks of the other objects, since they say where something can be hidden; and the
+features of a published backbone, which stays frozen, since they say what the object is.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from r2sm_jax.config import CompleterConfig
-from r2sm_jax.models.layers import MLP, Attention, Conv
+from r2sm_jax.models.efficientnet import EfficientNetLite
+from r2sm_jax.models.layers import MLP, Attention, Conv, Linear, freeze
 
 NUM_CHANNELS = 7
 """Channels of a crop: colours (3), inside of the image, visible mask, masks of the other objects,
 whether these are known."""
+BACKBONE_SIZE = 128
+"""Pixels of the crop that the frozen backbone reads: it knows objects of a certain size."""
 
 
 class ResidualBlock(nnx.Module):
@@ -69,8 +73,16 @@ def climb(
     return x
 
 
+def resize(x: Float[Array, "m h w d"], size: int) -> Float[Array, "m _h _w d"]:
+    """The values on a square grid of `size` cells each way, bilinear."""
+    if x.shape[1:3] == (size, size):
+        return x
+    return jax.image.resize(x, (x.shape[0], size, size, x.shape[3]), "bilinear")
+
+
 class Completer(nnx.Module):
-    """A U-Net over crops, with attention on its coarsest grid.
+    """A U-Net over crops, with attention on its coarsest grid. With a frozen backbone its last
+    features are added there.
 
     The finest grid has half of the crop's resolution: a convolution there costs a quarter, and the
     visible part of the outline is known from the given mask anyway.
@@ -110,11 +122,21 @@ class Completer(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
+        if config.efficientnet:
+            backbone = EfficientNetLite(config.block_dims, dtype=jnp.dtype(dtype), rngs=rngs)
+            freeze(backbone)
+            self.efficientnet = backbone
+            feature_dim = backbone.dims[-1]
+            self.feature_norm = nnx.LayerNorm(feature_dim, dtype=dtype, rngs=rngs)
+            self.join = Linear(feature_dim, dims[-1], dtype=dtype, rngs=rngs)
+        else:
+            self.efficientnet = None
         self.dtype = dtype
 
     def __call__(self, crops: Float[Array, "m s s c"]) -> Float[Array, "m s s"]:
         """Logits of the complete mask, from the channels of `make_inputs`."""
-        x = rearrange(crops.astype(self.dtype), "m (h p) (w q) c -> m h w (p q c)", p=2, q=2)
+        crops = crops.astype(self.dtype)
+        x = rearrange(crops, "m (h p) (w q) c -> m h w (p q c)", p=2, q=2)
         x = self.stem(x)
         skips = []
         for level, block in enumerate(self.encoder):
@@ -124,6 +146,9 @@ class Completer(nnx.Module):
                 x = self.down[level](x)
 
         height = x.shape[1]
+        if self.efficientnet is not None:
+            features = self._read_features(self.efficientnet, crops)
+            x = x + resize(features, height)
         tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...].astype(self.dtype)
         for block in self.transformer:
             tokens = block(tokens)
@@ -132,6 +157,21 @@ class Completer(nnx.Module):
         x = climb(x, skips, self.up, self.decoder)
         logits = self.mask(nnx.gelu(self.norm(x))).astype(jnp.float32)
         return rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2)
+
+    def _read_features(
+        self, backbone: EfficientNetLite, crops: Float[Array, "m s s c"]
+    ) -> Float[Array, "m _h _w d"]:
+        """The last features of the backbone, with the channels of the coarsest grid."""
+        features = backbone(resize(backbone_image(crops), BACKBONE_SIZE))[-1]
+        return self.join(self.feature_norm(features))
+
+
+def backbone_image(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s 3"]:
+    """The colours of `make_inputs` as published backbones read them: (pixels - 127) / 128, and 0
+    outside of the image."""
+    colours, inside = crops[..., :3], crops[..., 3:4]
+    # `make_inputs` has (pixels / 127.5 - 1) * inside.
+    return (127.5 * colours + 0.5 * inside) / 128
 
 
 def make_inputs(

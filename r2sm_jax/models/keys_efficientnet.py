@@ -109,10 +109,10 @@ def match_efficientnet(state: nnx.State, source: Path) -> LoadReport:
     return match_weights(renamed._replace(weights=fitted), shapes, TABLE, source=source)
 
 
-def fill_first_blocks(backbone: nnx.State, source: Path) -> nnx.State:
+def fill_first_blocks(backbone: nnx.State, source: Path, flag: str) -> nnx.State:
     """The state of an `EfficientNetLite` that has the first blocks alone, with published weights.
 
-    Raises InputError if the file cannot be read, or has no such blocks.
+    `flag`: that of the blocks' channels, for the message. Raises InputError if the file cannot be read, or has no such blocks.
     """
     renamed = rename_keys(read_efficientnet(source), TABLE)
     published = {weight.path: weight.value for weight in renamed.weights}
@@ -125,7 +125,7 @@ def fill_first_blocks(backbone: nnx.State, source: Path) -> nnx.State:
         if value is None or value.shape != leaf.shape:
             raise InputError(
                 f"{source}: it has no {name} of the shape {leaf.shape}; give weights whose blocks "
-                "have the channels of --model.outliner.block-dims"
+                f"have the channels of {flag}"
             )
         filled.append((path, leaf.replace(jnp.asarray(value, leaf.dtype))))
     return nnx.from_flat_state(filled)

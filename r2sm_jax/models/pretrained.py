@@ -108,19 +108,18 @@ def _folder(name: str, flag: str) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def find_efficientnet(name: str) -> Path:
+def find_efficientnet(name: str, flag: str = EFFICIENTNET_FLAG) -> Path:
     """The folder or safetensors file of an EfficientNet-Lite, or its `.pth`, which may be alone in
-    a folder."""
+    a folder. Raises InputError, which names the flag, if there is none."""
     local = Path(name).expanduser()
     pickles = [local] if local.is_file() else sorted(local.glob("*.pth"))
     if len(pickles) == 1 and pickles[0].suffix == ".pth":
         return pickles[0]
     if not local.exists() and name not in EFFICIENTNETS:
         raise InputError(
-            f"{EFFICIENTNET_FLAG} {name}: neither a folder or file nor one of "
-            f"{', '.join(EFFICIENTNETS)}"
+            f"{flag} {name}: neither a folder or file nor one of {', '.join(EFFICIENTNETS)}"
         )
-    return find_model(name, EFFICIENTNET_FLAG)
+    return find_model(name, flag)
 
 
 def sam_sizes(published: Any) -> EncoderSizes:

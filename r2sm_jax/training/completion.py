@@ -201,7 +201,7 @@ def completion_loss(
 
 
 def make_loss(graphdef: Any) -> LossOf:
-    """The loss of a training step, by the weights of the completer. It has no frozen ones."""
+    """The loss of a training step, by the weights of the completer and of a frozen backbone."""
 
     def loss_of(
         weights: nnx.State, frozen: nnx.State, planes: UInt8[Array, "m s s 7"], key: Array
