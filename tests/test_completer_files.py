@@ -18,7 +18,7 @@ from r2sm_jax.inference.completion import (
     open_completer,
     save_completer,
 )
-from r2sm_jax.inference.export_folder import RELEASED, check_export, write_checksums
+from r2sm_jax.inference.export_folder import FORMAT_VERSION, RELEASED, check_export, write_checksums
 from r2sm_jax.inference.exporter import add_parts
 from r2sm_jax.inference.run import load_export, load_run
 from r2sm_jax.inference.verification import verify
@@ -85,7 +85,7 @@ def test_a_completer_is_put_into_an_export(with_completer, folder, tmp_path, com
     assert stored.pop("completer")["threshold"] == -2
     released = json.loads((source / "config.json").read_text())
     del released["completer"]
-    assert stored == released
+    assert stored == released | {"format_version": FORMAT_VERSION}
 
     out = tmp_path / "again"
     end = command(export.main, with_completer, "--completer", folder, "--out", out)

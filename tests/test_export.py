@@ -224,7 +224,7 @@ def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
     check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
     assert subprocess.run(check, cwd=exported).returncode == 0
     config = json.loads((exported / "config.json").read_text())
-    assert config["format_version"] == 1 and config["architectures"] == ["R2SM"]
+    assert config["format_version"] == 2 and config["architectures"] == ["R2SM"]
     assert config["calibration"] == run.predictor.calibration._asdict()
     weights = load_file(exported / "model.safetensors")
     assert "decoder.blocks.0.mlp.layers.0.kernel" in weights
@@ -302,8 +302,8 @@ def test_a_file_that_is_missing_or_changed_is_named_with_its_hash(how, name, cop
 
 def test_a_later_format_is_refused(copy):
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"format_version": 2}))
-    with pytest.raises(InputError, match=r"format version 2.*upgrade"):
+    (copy / "config.json").write_text(json.dumps(config | {"format_version": 3}))
+    with pytest.raises(InputError, match=r"format version 3.*upgrade"):
         r2sm_jax.load(copy)
 
 

@@ -10,7 +10,8 @@ from r2sm_jax.config import TextConfig
 from r2sm_jax.errors import InputError, refuse_dangling
 from r2sm_jax.models.hub import HUB, MODEL_FILES, download, file_sha256
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: compact exports may store differences from published weights (small_weights.py)."""
 MODEL_TYPE = "r2sm"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -17,21 +17,14 @@ from r2sm_jax.models.r2sm import R2SM, abstract_model
 
 
 def published_weights(config: ModelConfig, sizes: EncoderSizes) -> dict[str, Tensor]:
-    """Returns the published weights that training does not change, by dotted path.
+    """Returns the published weights that a model starts from, by dotted path.
 
     Raises InputError if they cannot be had.
     """
     state = nnx.state(abstract_model(config, sizes))
-    # Training does not change what is no nnx.Param: building the model has turned frozen weights
-    # into constants (`layers.freeze`).
-    constants = nnx.filter_state(state, nnx.Not(nnx.Param))
-    frozen_names = {_dotted(path) for path, _ in nnx.to_flat_state(constants)}
     weights = {}
-    reports = match_pretrained(config, sizes, state)
-    for report in reports.values():
-        for name, value in report.values.items():
-            if name in frozen_names:
-                weights[name] = value
+    for report in match_pretrained(config, sizes, state).values():
+        weights |= report.values
     return weights
 
 

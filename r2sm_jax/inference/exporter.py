@@ -42,9 +42,10 @@ from r2sm_jax.inference.export_folder import (
 from r2sm_jax.inference.export_weights import flat_weights, model_with_weights, published_weights
 from r2sm_jax.inference.model_card import PART_TEXTS, model_card
 from r2sm_jax.inference.outliner import MaskOutliner, stored_outliner
-from r2sm_jax.inference.parts import join_tensors, split_tensors
+from r2sm_jax.inference.parts import join_tensors, published_backbone, split_tensors
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.inference.run import Run
+from r2sm_jax.inference.small_weights import from_stored, to_stored
 from r2sm_jax.models.hub import INDEX, TOKENIZER_FILES, read_tensors, weight_files
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 
@@ -64,7 +65,8 @@ def export(
 
     Args:
         embed_language_model: copy the language model; otherwise refer to it by name.
-        compact: write the trained weights alone, in float16, without language model and StableHLO.
+        compact: write the trained weights alone, in few bytes (small_weights.py), without language
+            model and StableHLO.
         completer: is put into the export, which can complete given masks then.
         outliner: is put into it, which reads boxes and clicks then.
 
@@ -114,15 +116,16 @@ def _put_in(folder: Path, completer: MaskCompleter | None, outliner: MaskOutline
         return
 
     stored = read_export_config(folder)
-    dtype = np.float16 if stored["compact"] else np.float32
+    stored["format_version"] = FORMAT_VERSION
     tensors = split_tensors(read_tensors(folder / WEIGHTS))
     card = folder / CARD
     text = card.read_text("utf-8") if card.is_file() else ""
     for name, (stored_part, weights) in parts.items():
         stored[name] = _portable_part(stored_part)
-        tensors[name] = {
-            path: np.asarray(value, dtype) for path, value in flat_weights(weights).items()
-        }
+        values = {path: np.asarray(value) for path, value in flat_weights(weights).items()}
+        if stored["compact"]:
+            values = to_stored(values, published_backbone(stored[name]))
+        tensors[name] = values
         if PART_TEXTS[name] not in text:
             text += PART_TEXTS[name]
     _write_json(folder / CONFIG, stored)
@@ -154,7 +157,12 @@ def _write_weights(run: Run, folder: Path, compact: bool) -> str:
     weights = {name: np.asarray(value) for name, value in flat_weights(predictor.weights).items()}
     weights_sha256 = predictor.weights_sha256
     if compact:
-        weights, weights_sha256 = _in_float16(run, weights)
+        published = published_weights(run.config.model, run.sizes)
+        weights = to_stored(weights, published)
+        model = model_with_weights(
+            run.config.model, run.sizes, from_stored(weights, published), run.folder
+        )
+        weights_sha256 = hash_weights(nnx.state(model))
     save_file(weights, folder / WEIGHTS, {"format": "np"})
     return weights_sha256
 
@@ -197,20 +205,6 @@ def _copy_language_model(run: Run, folder: Path, embed: bool, compact: bool) -> 
         _copy(source, folder / LANGUAGE_MODEL, [*weights, CONFIG, INDEX, *TOKENIZER_FILES])
     if not compact:
         _copy(source, folder, TOKENIZER_FILES)
-
-
-def _in_float16(run: Run, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
-    """Returns the trained weights in float16, and the hash of all weights once they are loaded."""
-    published = published_weights(run.config.model, run.sizes)
-    trained = {}
-    for name, value in weights.items():
-        # Compared by value: what is frozen in this run may have been trained in an earlier one.
-        if name not in published or not np.array_equal(value, published[name]):
-            trained[name] = value.astype(np.float16)
-
-    rounded = weights | {name: value.astype(np.float32) for name, value in trained.items()}
-    model = model_with_weights(run.config.model, run.sizes, rounded, run.folder)
-    return trained, hash_weights(nnx.state(model))
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -32,7 +32,9 @@ from r2sm_jax.inference.export_folder import (
     read_export_config,
 )
 from r2sm_jax.inference.export_weights import flat_weights
-from r2sm_jax.models.hub import read_tensors
+from r2sm_jax.inference.small_weights import from_stored
+from r2sm_jax.models.efficientnet import EfficientNetLite
+from r2sm_jax.models.hub import EFFICIENTNETS, read_tensors
 from r2sm_jax.models.keys_efficientnet import fill_first_blocks
 from r2sm_jax.models.pretrained import find_efficientnet
 
@@ -140,17 +142,46 @@ def part_of_export(
 ) -> tuple[dict[str, Any], Mapping[str, np.ndarray]] | None:
     """A part of an export, None where it has none.
 
-    It reads config.json of the folder for itself; the file is small.
+    Reads config.json of the folder again, and the published weights that a compact export lacks.
 
     Args:
         tensors: as `split_tensors` gives them.
 
-    Raises InputError for an object that is no part's.
+    Raises InputError for an object that is no part's, or as `published_backbone`.
     """
     stored = read_export_config(folder).get(name)
     if stored is None:
         return None
-    return _check(stored, name, folder / CONFIG), tensors[name]
+    stored = _check(stored, name, folder / CONFIG)
+    if read_export_config(folder)["compact"]:
+        return stored, from_stored(tensors[name], published_backbone(stored))
+    return stored, tensors[name]
+
+
+def published_backbone(stored: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The published weights of a part's frozen backbone, by dotted path, for compact exports.
+
+    None where the part has no backbone, or one that only its folder names: such weights are stored.
+
+    Args:
+        stored: the JSON object of the part.
+
+    Raises InputError if they cannot be had, or are of other sizes.
+    """
+    config = stored["config"]
+    name = config.get("efficientnet")
+    if name not in EFFICIENTNETS:
+        return {}
+
+    def build() -> EfficientNetLite:
+        dims = tuple(config["block_dims"])
+        return EfficientNetLite(dims, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+
+    backbone = nnx.state(nnx.eval_shape(build))
+    weights = fill_first_blocks(backbone, find_efficientnet(name), "its part's block_dims")
+    return {
+        f"efficientnet.{path}": np.asarray(value) for path, value in flat_weights(weights).items()
+    }
 
 
 def split_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:

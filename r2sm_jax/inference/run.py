@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 
 from r2sm_jax.cli import from_json
@@ -28,6 +27,7 @@ from r2sm_jax.inference.export_weights import model_with_weights, published_weig
 from r2sm_jax.inference.outliner import restore_outliner
 from r2sm_jax.inference.parts import part_of_export, split_tensors
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.small_weights import from_stored
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import cache_dir, read_tensors
 from r2sm_jax.models.r2sm import Calibration
@@ -224,9 +224,7 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     stored_completer = part_of_export(folder, "completer", tensors)
     stored_outliner = part_of_export(folder, "outliner", tensors)
     if export_config["compact"]:
-        # The file has only the trained weights, in float16.
-        trained_weights = {name: value.astype(np.float32) for name, value in weights.items()}
-        weights = published_weights(config.model, sizes) | trained_weights
+        weights = from_stored(weights, published_weights(config.model, sizes))
     model = model_with_weights(config.model, sizes, weights, folder / WEIGHTS)
 
     text = config.model.text
