@@ -65,8 +65,12 @@ def check_first(parse: Callable[[], object]) -> None:
     Ends the process where there is no more to do: after `--help`, and for an error, as `cli_main`.
     """
     try:
-        parse()
-    except InputError as error:
+        try:
+            parse()
+        finally:
+            # Here, so that a pipe that `head` closed is seen before Python's own last flush.
+            sys.stdout.flush()
+    except (InputError, BrokenPipeError) as error:
         sys.exit(print_error(error))
 
 

@@ -72,6 +72,15 @@ def test_help_loads_no_jax_either():
     assert end.returncode == 0 and "cocoa-cls" in end.stdout and not end.stderr
 
 
+@pytest.mark.parametrize("module", ["train", "predict", "data"])
+def test_help_that_head_cuts_off_ends_without_a_word(module):
+    command = [sys.executable, "-m", f"r2sm_jax.{module}", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()  # as `head` does when it has seen enough
+    assert process.stderr.read() == b"" and process.wait() == 0
+
+
 def test_the_console_command_runs_what_python_m_runs():
     alone = run_module("r2sm_jax.predict", "--typo")
     through = run_module("r2sm_jax", "predict", "--typo")
