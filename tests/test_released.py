@@ -45,7 +45,9 @@ def test_its_weights_have_the_shapes_of_this_version(config) -> None:
     sizes = EncoderSizes.from_json(STORED["image_encoder"])
     leaves = nnx.to_flat_state(nnx.state(abstract_model(config.model, sizes)))
     expected = {".".join(map(str, path)): leaf.shape for path, leaf in leaves}
-    of_segmenter = split_tensors(load_file(FOLDER / WEIGHTS))["segmenter"]
+    tensors = split_tensors(load_file(FOLDER / WEIGHTS))
+    assert not any(name.startswith("efficientnet.") for name in tensors["outliner"])
+    of_segmenter = tensors["segmenter"]
     shapes = {
         name: weights.shape for name, weights in of_segmenter.items() if not name.endswith(UNIT)
     }
@@ -69,3 +71,5 @@ def test_it_predicts_by_name(config) -> None:
         assert prediction.mask.shape == (90, 120)
         assert not (prediction.modal & ~prediction.amodal).any()
         assert 0 <= prediction.score <= 1 and 0 <= prediction.presence <= 1
+    (outlined,) = predictor.predict([None], boxes=[(20, 20, 80, 70)])
+    assert outlined.mask.shape == (90, 120)
