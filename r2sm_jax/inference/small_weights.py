@@ -50,12 +50,12 @@ def to_stored(
 
 def from_stored(
     stored: Mapping[str, np.ndarray], published: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+) -> dict[str, np.ndarray]:
     """All weights in float32, from what `to_stored` gives.
 
     Raises InputError for the difference from a weight that is not among the published ones.
     """
-    weights = dict(published)
+    weights = {name: np.asarray(value) for name, value in published.items()}
     for name, value in stored.items():
         if name.endswith(UNIT):
             continue
