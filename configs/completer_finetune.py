@@ -1,4 +1,4 @@
-"""The completer of the released model, trained a little more on your own data. Not measured.
+"""The completer of the released model, trained a little more on your own data.
 
 Complete masks that people drew teach it, and so do instance masks, whose complete objects
 `compose:` hides behind others (docs/complete.md). Its sizes are those of the released one: crops of
