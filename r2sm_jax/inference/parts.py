@@ -132,7 +132,8 @@ def check_sizes(name: str, model: str, stored_sizes: Any, sizes: Any) -> None:
     for field, value in to_json(stored_sizes).items():
         if value != configured[field]:
             values = value if isinstance(value, list) else [value]
-            flags += [f"--model.{name}.{field.replace('_', '-')}", *map(str, values)]
+            flags.append(f"--model.{name}.{field.replace('_', '-')}")
+            flags += map(str, values)
     if flags:
         raise InputError(f"--init {model}: its {name} has other sizes; give {shlex.join(flags)}")
 
@@ -149,11 +150,11 @@ def part_of_export(
 
     Raises InputError for an object that is no part's, or as `published_backbone`.
     """
-    stored = read_export_config(folder).get(name)
-    if stored is None:
+    export_config = read_export_config(folder)
+    if export_config.get(name) is None:
         return None
-    stored = _check(stored, name, folder / CONFIG)
-    if read_export_config(folder)["compact"]:
+    stored = _check(export_config[name], name, folder / CONFIG)
+    if export_config["compact"]:
         return stored, from_stored(tensors[name], published_backbone(stored))
     return stored, tensors[name]
 

@@ -17,6 +17,7 @@ UNIT = ".unit"
 LARGEST = 127
 """Of the whole numbers that a difference is stored in."""
 SMALLEST = 1e-30
+"""Counts as the largest difference of a channel that did not change."""
 MAX_ERROR = 1e-3
 """How far a stored weight may be from the true one, as a share of the largest weight of its array.
 A difference that would be rounded more is stored as a weight in float16."""
@@ -35,15 +36,15 @@ def to_stored(
         if name not in published:
             stored[name] = value.astype(np.float16)
             continue
-        start = np.asarray(published[name], np.float32)
-        # Compared by value: what is frozen in this run may have been trained in an earlier one.
-        if np.array_equal(value, start):
+        difference = value - np.asarray(published[name], np.float32)
+        # By value: what is frozen in this run may have been trained in an earlier one.
+        if not difference.any():
             continue
-        unit = _units(value - start)
+        unit = _units(difference)
         if value.ndim < 2 or unit.max() / 2 > MAX_ERROR * np.abs(value).max():
             stored[name] = value.astype(np.float16)
             continue
-        stored[name] = np.rint((value - start) / unit).astype(np.int8)
+        stored[name] = np.rint(difference / unit).astype(np.int8)
         stored[name + UNIT] = unit
     return stored
 
@@ -55,11 +56,11 @@ def from_stored(
 
     Raises InputError for the difference from a weight that is not among the published ones.
     """
-    weights = {name: np.asarray(value) for name, value in published.items()}
+    weights = {name: np.asarray(value, np.float32) for name, value in published.items()}
     for name, value in stored.items():
         if name.endswith(UNIT):
             continue
-        weights[name] = value.astype(np.float32)
+        weight = value.astype(np.float32)
         if name + UNIT in stored:
             if name not in published or published[name].shape != value.shape:
                 raise InputError(
@@ -67,13 +68,13 @@ def from_stored(
                     "that was found has none of that name and shape; get the encoder that it was "
                     "trained with"
                 )
-            weights[name] *= stored[name + UNIT]
-            weights[name] += np.asarray(published[name], np.float32)
+            weight = weights[name] + weight * stored[name + UNIT]
+        weights[name] = weight
     return weights
 
 
 def _units(difference: np.ndarray) -> np.ndarray:
     """For each output channel, the last axis, the difference that one step of 8 bits means."""
     largest = np.abs(difference).max(axis=tuple(range(difference.ndim - 1)))
-    # The unit of a channel that did not change must not be 0, since differences are divided by it.
+    # No unit may be 0, since differences are divided by it.
     return (np.maximum(largest, SMALLEST) / LARGEST).astype(np.float32)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Real
 
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.models.efficientnet import EfficientNetLite
-from r2sm_jax.models.layers import MLP, Attention, Conv, Linear, freeze
+from r2sm_jax.models.layers import MLP, Attention, Conv, Linear, freeze, resize
 
 NUM_CHANNELS = 7
 """Channels of a crop: colours (3), inside of the image, visible mask, masks of the other objects,
@@ -71,13 +71,6 @@ def climb(
         x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
         x = blocks[level](x + skips[level])
     return x
-
-
-def resize(x: Float[Array, "m h w d"], size: int) -> Float[Array, "m _h _w d"]:
-    """The values on a square grid of `size` cells each way, bilinear."""
-    if x.shape[1:3] == (size, size):
-        return x
-    return jax.image.resize(x, (x.shape[0], size, size, x.shape[3]), "bilinear")
 
 
 class Completer(nnx.Module):

@@ -30,9 +30,10 @@ from r2sm_jax.models.layers import (
     attend,
     freeze,
     lecun_normal,
+    resize,
     truncated_normal,
 )
-from r2sm_jax.models.plain_vit import PlainViT, normalise, resize
+from r2sm_jax.models.plain_vit import PlainViT, normalise
 
 Skips = tuple[Float[Array, "b _h1 _w1 _c1"] | None, Float[Array, "b _h2 _w2 _c2"] | None]
 

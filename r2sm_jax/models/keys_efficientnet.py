@@ -112,7 +112,10 @@ def match_efficientnet(state: nnx.State, source: Path) -> LoadReport:
 def fill_first_blocks(backbone: nnx.State, source: Path, flag: str) -> nnx.State:
     """The state of an `EfficientNetLite` that has the first blocks alone, with published weights.
 
-    `flag`: that of the blocks' channels, for the message. Raises InputError if the file cannot be read, or has no such blocks.
+    Args:
+        flag: that of the blocks' channels, for the message.
+
+    Raises InputError if the file cannot be read, or has no such blocks.
     """
     renamed = rename_keys(read_efficientnet(source), TABLE)
     published = {weight.path: weight.value for weight in renamed.weights}

@@ -99,6 +99,13 @@ class Conv(nnx.Conv):
         super().__init__(*sizes, kernel_init=kernel_init, **options)
 
 
+def resize(x: Float[Array, "b h w d"], size: int) -> Float[Array, "b _h _w d"]:
+    """Bilinear to `size` each way, antialiased where it shrinks; unchanged if it has that size."""
+    if x.shape[1:3] == (size, size):
+        return x
+    return jax.image.resize(x, (x.shape[0], size, size, x.shape[3]), "bilinear")
+
+
 class ConvBlock(nnx.Module):
     """A pre-norm residual 3x3 convolution."""
 

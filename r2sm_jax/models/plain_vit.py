@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.models.encoder_sizes import PlainViTSizes
-from r2sm_jax.models.layers import MLP, Attention, Conv, truncated_normal
+from r2sm_jax.models.layers import MLP, Attention, Conv, resize, truncated_normal
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -166,10 +166,3 @@ def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H 
 
 def _repeat(tokens: nnx.Variable, x: Float[Array, "b n d"]) -> Float[Array, "b _t d"]:
     return jnp.broadcast_to(tokens[...].astype(x.dtype), (x.shape[0], *tokens.shape))
-
-
-def resize(x: Float[Array, "b h w d"], size: int) -> Float[Array, "b _h _w d"]:
-    """Bilinear to `size` each way, antialiased where it shrinks; unchanged if it has that size."""
-    if x.shape[1:3] == (size, size):
-        return x
-    return jax.image.resize(x, (x.shape[0], size, size, x.shape[3]), "bilinear")
