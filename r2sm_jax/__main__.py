@@ -1,7 +1,6 @@
 """`python -m r2sm_jax`, or `r2sm`: lists the commands. `r2sm COMMAND ...` runs one, as
 `python -m r2sm_jax.COMMAND ...` does."""
 
-import difflib
 import runpy
 import sys
 
@@ -34,9 +33,7 @@ def main() -> None:
         print(__version__)
         return
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        offer = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"there is no command {name}; {offer}There are {', '.join(COMMANDS)}")
+        raise InputError(f"there is no command {name}; give one of {', '.join(COMMANDS)}")
 
     # The command reads its own arguments, and runs as `python -m` would run it.
     del sys.argv[1]

@@ -7,11 +7,9 @@ Flags override the values of the config file. A configuration is stored as JSON 
 
 import ctypes
 import dataclasses
-import difflib
 import errno
 import functools
 import io
-import itertools
 import json
 import os
 import platform
@@ -19,6 +17,7 @@ import runpy
 import sys
 import typing
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
@@ -29,7 +28,6 @@ from tyro.extras import SubcommandApp
 
 from r2sm_jax.config import Config, check_config
 from r2sm_jax.errors import InputError
-from r2sm_jax.usage import describe_training, offer_configs
 
 T = TypeVar("T")
 
@@ -68,8 +66,7 @@ def check_first(parse: Callable[[], object]) -> None:
         try:
             parse()
         finally:
-            # Here, so that a pipe that `head` closed is seen before Python's own last flush.
-            sys.stdout.flush()
+            sys.stdout.flush()  # as in `cli_main`
     except (InputError, BrokenPipeError) as error:
         sys.exit(print_error(error))
 
@@ -89,41 +86,12 @@ def print_error(error: BaseException) -> int | None:
     if isinstance(error, BrokenPipeError):
         _discard_output()
         return 0
-    platforms = os.environ.get("JAX_PLATFORMS")
-    # JAX may have raised anything: for cuda without its plugin, an AssertionError without a word.
-    if platforms and isinstance(error, RuntimeError | AssertionError) and not _has_device():
-        print(
-            f"error: JAX_PLATFORMS={platforms}: JAX finds no such device here; leave the variable "
-            "out, or install JAX for the device (pip install 'r2sm_jax[cuda]' for NVIDIA)",
-            file=sys.stderr,
-        )
-        return 2
-    if not isinstance(error, OSError):
-        return None
-
-    # An output that no code of ours opened, such as a redirected stdout.
-    if error.errno == errno.ENAMETOOLONG:
-        name = str(error.filename)[:40]
-        problem = f"{name}...: this is too long for the name of a file; check the arguments"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _discard_output()
         where = error.filename or "the output"
-        problem = f"{where}: cannot be written ({error.strerror}); free disk space"
-    else:
-        return None
-    _discard_output()
-    print(f"error: {problem}", file=sys.stderr)
-    return 2
-
-
-def _has_device() -> bool:
-    """Whether JAX, where it is loaded, finds a device of the kind that JAX_PLATFORMS names."""
-    jax = sys.modules.get("jax")
-    if jax is None:
-        return True
-    try:
-        return bool(jax.devices())
-    except (RuntimeError, AssertionError):
-        return False
+        print(f"error: {where}: {error.strerror}; free disk space", file=sys.stderr)
+        return 2
+    return None
 
 
 def _discard_output() -> None:
@@ -134,66 +102,28 @@ def _discard_output() -> None:
 
 # Flags and config files
 
-DEVICE_FLAGS = ("--device", "--devices", "--gpu", "--gpus", "--cuda", "--cpu")
-"""Flags of other programs, which some look for here."""
-HELP_ALL = "--help-all"
-
 
 def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
     """Reads `[CONFIG.py] [--flags]` into a checked configuration.
 
-    Flags override the file, or else `default`. `--help` prints the usual flags, `--help-all` all,
-    and both end the process. Raises InputError as `load_config_file` and `parse_flags`, or if a
-    value is not possible.
+    Flags override the file, or else `default`. Raises InputError as `load_config_file` and
+    `parse_flags`, or if a value is not possible.
     """
     args = list(args)
     if args and not args[0].startswith("-"):
         default = load_config_file(Path(args.pop(0)))
-    default = default or Config()
-    if HELP_ALL in args:
-        args = ["--help"]
-    elif "--help" in args or "-h" in args:
-        print(describe_training(default))
-        sys.exit(0)
     prog = "python -m r2sm_jax.train [CONFIG.py]"
-    return check_config(parse_flags(Config, args, prog=prog, default=default, help_flag=HELP_ALL))
+    return check_config(parse_flags(Config, args, prog=prog, default=default or Config()))
 
 
-def parse_flags(
-    cls: type[T],
-    args: Sequence[str],
-    *,
-    prog: str,
-    default: T | None = None,
-    help_flag: str = "--help",
-) -> T:
+def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
     """Parses flags into a dataclass with tyro. `--help` prints them and ends the process.
 
-    Args:
-        help_flag: the flag that lists all flags, for messages.
-
-    Raises InputError for a bad value, and for an unknown flag, for which it offers the nearest one.
+    Raises InputError for a bad value, an unknown flag, and a flag that is given twice.
     """
-    known = _flags(cls)
-    for number, arg in enumerate(args):
-        if not arg.startswith("--"):
-            continue
-        # tyro takes underscores too, and `--no-flag` or `--part.no-flag` for False.
-        word, _, value = arg.partition("=")
-        name = word.replace("_", "-")
-        without_no = name.replace("--no-", "--").replace(".no-", ".")
-        if name in known:
-            if not value and number + 1 < len(args):
-                value = args[number + 1]
-            if value:
-                _check_number(word, value, known[name])
-            if "=" not in arg:
-                _check_numbers(word, args[number + 1 :], known[name])
-        elif without_no not in known:
-            raise InputError(_describe_unknown(word, name, list(known), help_flag))
-
+    _refuse_repeated(cls, args)
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    with _one_sentence(help_flag):
+    with _one_sentence():
         return tyro.cli(cls, args=list(args), prog=prog, **extra)
 
 
@@ -207,7 +137,7 @@ def parse_subcommand(
 
     Raises InputError for an unknown command or flag, or a bad value.
     """
-    with _one_sentence("--help"):
+    with _one_sentence():
         return app.cli(
             prog=prog,
             description=description,
@@ -217,7 +147,7 @@ def parse_subcommand(
 
 
 def deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
-    """A command that is not run by tyro, but returned with its arguments.
+    """Wraps a command so that tyro does not run it, but returns it with its arguments.
 
     So what tyro prints about the flags can be told from what the command itself prints.
     """
@@ -229,8 +159,19 @@ def deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
     return bind
 
 
+def _refuse_repeated(cls: type, args: Sequence[str]) -> None:
+    """Raises InputError for a flag that is given twice, of which tyro would take the last."""
+    counts = Counter(arg.partition("=")[0].replace("_", "-") for arg in args if arg[:2] == "--")
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for flag, count in counts.items():
+        kind = hints.get(flag[2:].replace("-", "_"))
+        may_repeat = tyro.conf.UseAppendAction in typing.get_args(kind)
+        if count > 1 and not may_repeat:
+            raise InputError(f"{flag} is given {count} times; give it once")
+
+
 @contextmanager
-def _one_sentence(help_flag: str) -> Iterator[None]:
+def _one_sentence() -> Iterator[None]:
     """Turns the box of several lines that tyro prints for an error into an InputError."""
     printed = io.StringIO()
     try:
@@ -239,88 +180,10 @@ def _one_sentence(help_flag: str) -> Iterator[None]:
     except SystemExit as error:
         if not error.code:
             raise
-        sentence = _sentence_of(printed.getvalue())
-        raise InputError(f"{sentence} ({help_flag} lists all flags)") from None
-
-
-def _flags(cls: Any, prefix: str = "--") -> dict[str, Any]:
-    """All flags of a dataclass with their types; those of a nested one follow a dot."""
-    flags: dict[str, Any] = {"--help": None}
-    for name, kind in typing.get_type_hints(cls).items():
-        flag = prefix + name.replace("_", "-")
-        if dataclasses.is_dataclass(kind):
-            flags |= _flags(kind, f"{flag}.")
-        else:
-            flags[flag] = kind
-    return flags
-
-
-def _check_number(flag: str, value: str, kind: Any) -> None:
-    """Raises InputError for a value of a number's flag that is none."""
-    # Of `int | None`, for instance.
-    kinds = typing.get_args(kind) or (kind,)
-    for number, what in ((int, "a whole number"), (float, "a number")):
-        if number not in kinds or kinds not in ((number,), (number, type(None))):
-            continue
-        try:
-            number(value)
-        except ValueError:
-            raise InputError(f"{flag} {value}: give {what}") from None
-
-
-def _check_numbers(flag: str, following: Sequence[str], kind: Any) -> None:
-    """Raises InputError where a flag that takes several numbers, such as a box, is followed by
-    something else. `following`: all arguments after it."""
-    # Of `tuple[float, float] | None` or of `tuple[tuple[float, float], ...]`, for instance.
-    counts = []
-    for part in (kind, *typing.get_args(kind)):
-        members = typing.get_args(part)
-        if typing.get_origin(part) is tuple and set(members) == {float}:
-            counts.append(len(members))
-    if not counts:
-        return
-
-    values = list(itertools.takewhile(lambda arg: not arg.startswith("--"), following))
-    values = values[: counts[0]]
-    try:
-        numbers = [float(value) for value in values]
-    except ValueError:
-        numbers = []
-    if len(numbers) != counts[0]:
-        raise InputError(f"{' '.join([flag, *values])}: give {counts[0]} numbers")
-
-
-def _describe_unknown(word: str, name: str, known: list[str], help_flag: str) -> str:
-    """The message about a flag that there is not."""
-    if name in DEVICE_FLAGS:
-        return (
-            f"unknown flag {word}: JAX takes a GPU where it is installed for one (pip install "
-            "'r2sm_jax[cuda]'), and JAX_PLATFORMS=cpu before the command keeps it on the CPU"
-        )
-    nearest = difflib.get_close_matches(name, known, n=1)
-    offer = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"unknown flag {word}{offer} ({help_flag} lists all)"
-
-
-def _sentence_of(box: str) -> str:
-    """What a box of tyro's says is wrong, in one sentence.
-
-    Its parts stand between lines across. A word that is not known is told before what is missing,
-    since it may be the misspelt flag that is missing.
-    """
-    parts = [""]
-    for line in box.splitlines()[1:]:
-        text = line.strip("│╰╯ ")
-        if text and not text.strip("─"):
-            parts.append("")
-        else:
-            parts[-1] = f"{parts[-1]} {text}".strip()
-
-    unknown = [part for part in parts if part.startswith("Unrecognized options:")]
-    if not unknown:
-        return parts[0].rstrip(".")
-    choices = [part for part in parts if part.startswith(("Available", "Perhaps", "Similar"))]
-    return "; ".join([*unknown, *choices]).rstrip(".")
+        # The first paragraph of the box; the next ones quote the help of similar flags.
+        text = " ".join(line.strip("│╰╯ ") for line in printed.getvalue().splitlines()[1:])
+        sentence = text.partition("──")[0].strip(" .")
+        raise InputError(f"{sentence} (--help lists all flags)") from None
 
 
 def load_config_file(path: Path) -> Config:
@@ -330,7 +193,7 @@ def load_config_file(path: Path) -> Config:
     values.
     """
     if not path.is_file():
-        raise InputError(f"config file {path} does not exist{offer_configs(path)}")
+        raise InputError(f"config file {path} does not exist; give the path of a Python file")
     try:
         config = runpy.run_path(str(path))["get_config"]()
         if not isinstance(config, Config):
@@ -384,8 +247,7 @@ def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
 def trim_memory() -> None:
     """Gives free memory back to the system, which glibc keeps by default.
 
-    It pays after sentences are encoded, and after the first training step, whose compilation leaves
-    most.
+    It pays after the first training step, whose compilation leaves most.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

@@ -74,8 +74,7 @@ def main() -> None:
         except ImportError:
             raise InputError("the page needs gradio; pip install 'r2sm_jax[demo]'") from None
 
-        usual = "half a minute, and more at the first start"
-        with show_progress("preparing the page", usual=usual):
+        with show_progress("preparing the page"):
             predictor = load_predictor(args)
             predictor.warm_up()
         try:

@@ -6,7 +6,6 @@ They load no JAX, so that a slip in one is told at once. A command imports this 
 
 import sys
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Annotated, Literal, TypeVar
 
 import tyro
@@ -226,14 +225,7 @@ COMMANDS = {
 def read_flags(cls: type[T]) -> T:
     """Parses the flags of the command line into one of `COMMANDS`. Raises InputError as
     `parse_flags`."""
-    args = sys.argv[1:]
-    positional = list(takewhile(lambda word: not word.startswith("--"), args))
-    if cls is PredictConfig and len(positional) > 3:
-        raise InputError(
-            "too many arguments; put quotes around the sentence, or around a pattern like "
-            "'photos/*.jpg'"
-        )
-    return parse_flags(cls, args, prog=f"python -m r2sm_jax.{COMMANDS[cls]}")
+    return parse_flags(cls, sys.argv[1:], prog=f"python -m r2sm_jax.{COMMANDS[cls]}")
 
 
 def check_flags(cls: type) -> None:

@@ -8,11 +8,9 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import pytest
 
-from r2sm_jax import __main__ as package, usage
-from r2sm_jax.cli import cli_main
+from r2sm_jax import __main__ as package
 from r2sm_jax.config import Config
 from r2sm_jax.flags import COMMANDS as FLAGS, AblateConfig
 from r2sm_jax.models.mask_type_heads import LEARNED
@@ -38,8 +36,8 @@ def run_module(module: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", package.COMMANDS)
 def test_a_slip_in_a_flag_is_told_before_jax_is_loaded(name):
-    args = ["check", "a.json", "--typo"] if name == "data" else ["--typo"]
-    end = run_module(f"r2sm_jax.{name}", *args)
+    needed = {"data": ["check", "a.json"], "predict": ["run", "a.jpg"], "export": ["r", "--out=x"]}
+    end = run_module(f"r2sm_jax.{name}", *needed.get(name, []), "--typo")
     assert end.returncode == 2 and "--typo" in end.stderr and "Traceback" not in end.stderr
     assert end.stdout.splitlines()[-1] == "False"
 
@@ -49,9 +47,9 @@ def test_a_slip_in_a_flag_is_told_before_jax_is_loaded(name):
     [
         ("ablate", ["--heads", "linear", "lienar"], "--heads lienar"),
         ("ablate", ["--steps", "0"], "--steps 0"),
-        ("predict", ["run", "a.jpg", "--box", "1", "2", "3"], "--box 1 2 3: give 4 numbers"),
-        ("predict", ["run", "a.jpg", "--point", "-1", "x"], "--point -1 x: give 2"),
-        ("data", ["convert", "coco", "a.json", "--bogus"], "--bogus"),
+        ("predict", ["run", "a.jpg", "--box", "1", "2", "3"], "--box"),
+        ("predict", ["run", "a.jpg", "--point", "-1", "x"], "--point"),
+        ("data", ["convert", "coco", "a.json", "--out", "b", "--bogus"], "--bogus"),
         ("data", ["convert", "cocoo", "a.json"], "cocoo"),
         ("data", ["queries", "requests", "a.json", "--out"], "--out"),
         ("data", ["cnovert"], "cnovert"),
@@ -97,67 +95,28 @@ def test_the_list_names_every_command(command, refused):
     assert listed == set(package.COMMANDS) >= {*FLAGS.values(), "train", "data"}
     for name in listed:
         assert importlib.util.find_spec(f"r2sm_jax.{name}") is not None
-    assert "did you mean predict?" in refused(package.main, "perdict")
+    assert "perdict" in refused(package.main, "perdict")
 
 
 def test_the_default_heads_of_the_ablation_are_all_that_learn_from_words():
     assert AblateConfig().heads == tuple(LEARNED)
 
 
-# The help of training
-
-
-def test_the_usual_flags_exist_and_have_the_values_of_the_configuration(command, tmp_path):
-    everything = command(train, "--help-all")
-    assert everything.code == 0
-    for flag, _ in usage.USUAL:
-        assert f"--{flag.split()[0]} " in everything.out.replace(",", " "), flag
-    assert len(usage.USUAL) < 25  # a help that is read
-
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from r2sm_jax.config import Config, LoopConfig\n"
-        "def get_config():\n    return Config(train=LoopConfig(steps=7531))\n"
-    )
-    end = command(train, path, "--help")
-    assert end.code == 0 and "7531" in end.out and "7531" not in command(train, "--help").out
-    assert max(map(len, end.out.splitlines())) <= usage.WIDTH
-    assert "--model.vision.mlp-dim" in everything.out and "--model.vision.mlp-dim" not in end.out
-
-
-def test_help_lists_the_configurations_that_there_are(command, tmp_path, monkeypatch):
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "wolves.py").write_text('"""Wolves in the snow. Not measured."""\n')
-    (tmp_path / "configs" / "broken.py").write_text("def (")
-    monkeypatch.chdir(tmp_path)
-    text = command(train, "--help").out
-    assert "Wolves in the snow" in text and "Not measured" not in text and "broken.py" in text
-    monkeypatch.chdir("/")  # the clone's own
-    assert "scenes_hour.py" in command(train, "--help").out
-
-
-def test_an_unknown_configuration_gets_a_list_and_the_nearest(refused):
-    message = refused(train, "configs/scenes_huor.py")
-    assert "did you mean" in message and "scenes_hour.py?" in message
-    assert all(path.name in message for path in (ROOT / "configs").glob("*.py"))
-
-
-# Values and devices
+# Values
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--train.steps", "ten"], ["--train.steps", "ten", "whole number"]),
-        (["--train.steps=1.5"], ["--train.steps", "1.5", "whole number"]),
+        (["--train.steps", "ten"], ["--train.steps", "ten", "int"]),
+        (["--train.steps=1.5"], ["--train.steps", "1.5", "int"]),
         (["--optimizer.learning-rate", "fast"], ["--optimizer.learning-rate", "fast"]),
         (["--distributed.process", "one"], ["--distributed.process", "one"]),
         (["--train.steps"], ["--train.steps"]),
         (["--model.decoder.type", "foo"], ["--model.decoder.type", "foo", "shared"]),
         (["--data.scale-jitter", "a", "b"], ["--data.scale-jitter"]),
         (["--train.steps", "5", "6"], ["6"]),
-        (["--device", "gpu"], ["--device", "JAX_PLATFORMS"]),
-        (["--gpus=2"], ["--gpus", "JAX_PLATFORMS"]),
+        (["--train.steps", "5", "--train.steps=6"], ["--train.steps", "2 times"]),
     ],
 )
 def test_a_bad_value_is_one_sentence(flags, words, refused):
@@ -173,17 +132,3 @@ def test_numbers_in_every_spelling_are_taken(command, monkeypatch):
     (config,) = configs
     expected = replace(Config().train, steps=70, ema=1e-3)
     assert config.train == expected and config.optimizer.learning_rate == 0.5
-
-
-@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend")])
-def test_a_device_that_is_not_there_is_one_sentence(error, refused, monkeypatch):
-    def fail():
-        raise error
-
-    monkeypatch.setattr(jax, "devices", fail)
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    assert "JAX_PLATFORMS=cuda" in refused(fail)
-    # Without the variable, or with the device, it is a bug and keeps its traceback.
-    monkeypatch.delenv("JAX_PLATFORMS")
-    with pytest.raises(type(error)):
-        cli_main(fail)

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
 
 # From the bottom up. A layer imports itself and the layers before it, never one after it.
 LAYERS = {
-    "ground": ["errors", "progress", "query", "config", "usage", "cli", "flags"],
+    "ground": ["errors", "progress", "query", "config", "cli", "flags"],
     "models": ["models"],
     "data": ["data"],
     "synthetic": ["synthetic"],

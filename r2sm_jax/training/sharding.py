@@ -27,7 +27,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from r2sm_jax.cli import print_error
 from r2sm_jax.config import LoopConfig, ProcessConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.progress import hide_progress
 
 T = TypeVar("T")
 AXES = ("data", "fsdp")
@@ -81,7 +80,7 @@ def running(config: ProcessConfig) -> Iterator[None]:
 @contextmanager
 def _say_nothing() -> Iterator[None]:
     """Drops what the block prints, and the phases that it shows. Errors are still said."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), hide_progress():
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         yield
 
 

@@ -199,8 +199,7 @@ def jit_train_step(
 
 def compile_step(train_step: Any, *arguments: Any) -> Callable[..., tuple[TrainState, Values]]:
     """Compiles what `jit_train_step` returns for these arguments: arrays, or their shapes."""
-    usual = "about a minute where it was not compiled before"
-    with show_progress("compiling the training step", usual=usual), without_compiler_alarm():
+    with show_progress("compiling the training step"), without_compiler_alarm():
         return train_step.lower(*arguments).compile()
 
 
