@@ -328,7 +328,7 @@ class DataConfig:
     """Where examples come from."""
 
     source: str = "scenes"
-    """scenes (drawn), crowds (drawn, with up to 16 objects each), compose:FILE (photos with masks;
+    """scenes (drawn), compose:FILE (photos with masks;
     several: compose:FILE,FILE), cutouts:DIR (RGBA images), json:FILE or tfds:DIR."""
     images: str | None = None
     """Folder of the images of a json source or of one compose file; default: beside the file."""

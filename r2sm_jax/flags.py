@@ -35,7 +35,7 @@ class EvaluateConfig:
     """The labelled sentences of --decisions: a list of docs/intent.md or a file like them; default:
     val_r2sm."""
     data: str | None = None
-    """scenes, crowds, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was
+    """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was
     trained on."""
     split: str | None = None
     """One split, or several with commas. Default, or all: every val split of scenes, composed

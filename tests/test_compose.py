@@ -291,7 +291,8 @@ def test_nothing_in_val_absent_is_there(file):
 def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(file, tmp_path):
     labels = ("abacus", "dog", "dog house", "anchor")  # "dog", a class, could mean the dog house
     files = sorted(path.name for path in write_cutouts(tmp_path).iterdir())
-    (tmp_path / "index.json").write_text(json.dumps(dict(zip(files, labels, strict=False))))
+    index = [{"file": f, "label": label} for f, label in zip(files, labels, strict=False)]
+    (tmp_path / "index.json").write_text(json.dumps(index))
 
     def classes(source: ComposeSource) -> set[str]:
         return {i.category for index in range(20) for i in source[index].instances}

@@ -12,8 +12,7 @@ from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.compose import ComposeSource
-from r2sm_jax.synthetic.cutout_folder import read_index
-from r2sm_jax.synthetic.cutouts import CutoutSource
+from r2sm_jax.synthetic.cutouts import CutoutSource, read_records
 from r2sm_jax.tools.compose import compose, cutouts
 
 SIZE = 96
@@ -74,9 +73,9 @@ def test_wrong_arguments_are_refused_before_anything_is_composed(file, tmp_path)
 
 def test_cutouts_are_written(file, tmp_path):
     cutouts(file, out=tmp_path)
-    index = read_index(tmp_path / "index.json")
-    assert {record["label"] for record in index} == set(PHOTO_CLASSES)
-    picture = Image.open(tmp_path / index[0]["file"])
+    index = read_records(tmp_path)
+    assert {record.label for record in index} == set(PHOTO_CLASSES)
+    picture = Image.open(tmp_path / index[0].file)
     assert picture.mode == "RGBA" and max(picture.size) < 62
     alpha = np.asarray(picture.getchannel("A"))
     assert alpha[alpha.shape[0] // 2, alpha.shape[1] // 2] == 255
@@ -95,7 +94,7 @@ def test_cutouts_of_photos_with_similar_names_are_all_written(tmp_path):
         image["file_name"] = name
     file.write_text(json.dumps(records))
     cutouts(file, out=tmp_path / "out")
-    index = read_index(tmp_path / "out" / "index.json")
+    index = read_records(tmp_path / "out")
     assert len(index) == len(list((tmp_path / "out").glob("*.png"))) == 12
 
     (tmp_path / "out" / "index.json").unlink()

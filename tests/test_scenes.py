@@ -1,8 +1,6 @@
 """Drawn scenes: reproducible, exact masks, and the mixture of free and hidden objects. Layouts and
 drawings."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from made_pictures import check_hiding, check_instances, digest
@@ -15,7 +13,7 @@ from r2sm_jax.synthetic.scenes.drawings import CATEGORIES, draw_category
 from r2sm_jax.synthetic.scenes.layout import Item, Layout, LayoutRules, PlacedItem
 from r2sm_jax.synthetic.scenes.paint import COLOURS, PATTERNS, ROLES, centred_sprite
 from r2sm_jax.synthetic.scenes.scene import Scene
-from r2sm_jax.synthetic.scenes.source import CrowdSource, SceneSource, draw_scene
+from r2sm_jax.synthetic.scenes.source import SceneSource, draw_scene
 
 NUM_SCENES = 150
 
@@ -150,20 +148,3 @@ def test_a_layout_hides_an_object_that_was_there_before():
         layout.place_on_top(PlacedItem(Item("box", {}), square(24), *position))
         assert abs(layout.hidden_share(0) - share) < 0.12 and layout.hidden_share(0) <= 0.7
         assert layout.hidden_share(1) == 0
-
-
-def test_a_crowd_has_many_of_one_class_and_queries_about_all_of_them():
-    source = CrowdSource("train", 12)
-    samples = [source[index] for index in range(12)]
-    sizes = []
-    for sample in samples:
-        check_instances(sample)
-        classes = Counter(instance.category for instance in sample.instances)
-        sizes.append(max(classes.values()))
-        assert 1 <= len(sample.queries) <= source.queries
-        ids = {instance.id for instance in sample.instances}
-        assert all(ids.issuperset(query.instance_ids) for query in sample.queries)
-    assert np.mean(sizes) > 5
-    targets = [len(query.instance_ids) for sample in samples for query in sample.queries]
-    assert sum(count > 4 for count in targets) > len(targets) / 5
-    assert digest(samples[3]) == digest(CrowdSource("train", 12)[3])

@@ -20,20 +20,20 @@ from r2sm_jax.synthetic.queries.sentences import (
     write_text_only_queries as write_text_only_queries,
 )
 from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
-from r2sm_jax.synthetic.scenes.source import CrowdSource, SceneSource
+from r2sm_jax.synthetic.scenes.source import SceneSource
 
 REPORTED = "reported"
 """In place of the name of a split: those that a run on the data reports."""
 ALL = "all"
 """In place of the name of a split: those that `evaluate` scores unless it is told otherwise."""
-DRAWN = {"scenes": SceneSource, "crowds": CrowdSource}
+DRAWN = {"scenes": SceneSource}
 PROCEDURAL = (*DRAWN, "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
 
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A data source by kind and path: `scenes`, `crowds`, `compose:FILE`, `cutouts:DIR`,
+    """A data source by kind and path: `scenes`, `compose:FILE`, `cutouts:DIR`,
     `json:PATH`, `tfds:DIR`. Composed photographs may be of several files, with commas between
     them."""
 
@@ -56,7 +56,7 @@ class SourceSpec:
         if kind in WITH_PATH and path:
             return cls(kind, Path(path))
         raise InputError(
-            f"data source {text!r} is unknown; use scenes, crowds, compose:FILE or "
+            f"data source {text!r} is unknown; use scenes, compose:FILE or "
             "compose:FILE,FILE, cutouts:DIR, json:FILE or tfds:DIR"
         )
 
@@ -133,7 +133,7 @@ def open_source(
     """Opens one split of a data source.
 
     Args:
-        spec: `scenes`, `crowds`, `compose:FILE` (or several, with commas between), `cutouts:DIR`,
+        spec: `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`,
             `json:PATH` or `tfds:DIR`. All but the last two are procedural.
         split: Name of the split.
         count: Number of procedural samples; None = one for each photo that is composed.

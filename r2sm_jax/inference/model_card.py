@@ -77,7 +77,7 @@ def model_card(
         data=data_text,
         image_size=config.model.vision.image_size,
         max_tokens=config.model.text.max_tokens,
-        no_photos=NO_PHOTOS_TEXT if source.startswith(("scenes", "crowds", "cutouts:")) else "",
+        no_photos=NO_PHOTOS_TEXT if source.startswith(("scenes", "cutouts:")) else "",
         temperature=stored["calibration"]["type_temperature"],
         origin=origin,
         licence="that of the image encoder's publisher" if encoders else "Apache-2.0",

@@ -1,24 +1,28 @@
-"""Scenes composed of cut-outs (`cutout_folder`), laid over photos or drawn backdrops.
+"""Cut-outs, and scenes composed of them over photos or drawn backdrops.
 
-Tags and uses in the index ("to light a room") give queries that do not name the object, where every
+A folder of cut-outs has PNG or WebP files, each a single object on a transparent background. An
+`index.json` may describe them: a list of `{"file", "label", "tags", "group", "uses"}`, of which all
+but the file may be missing. With an index only its files are used; without one, file names give the
+labels. Tags and uses ("to light a room") give queries that do not name the object, where every
 object of a picture has some.
 """
 
+import re
+import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
 
+import msgspec
 import numpy as np
 from PIL import Image
 
-from r2sm_jax.data.images import find_images, open_image
+from r2sm_jax.data.images import decode, find_images, open_image
 from r2sm_jax.data.splits import divide
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.cutout_folder import MAX_CACHE_BYTES, CutoutFile, CutoutFolder
 from r2sm_jax.synthetic.pictures import (
-    ImageCache,
-    count_pixels,
     crop_to_object,
     filled_share,
     paste_sprites,
@@ -29,7 +33,7 @@ from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.random_choice import choose, pick
 from r2sm_jax.synthetic.scenes.backdrop import draw_backdrop
 from r2sm_jax.synthetic.scenes.layout import Item, Layout, LayoutRules, PlacedItem
-from r2sm_jax.synthetic.scenes.paint import Sprite, centred_sprite
+from r2sm_jax.synthetic.scenes.paint import Sprite, alpha_mask, centred_sprite
 from r2sm_jax.synthetic.scenes.scene import Scene, make_scene
 from r2sm_jax.synthetic.scenes.source import (
     COUNT_SHARES,
@@ -38,6 +42,13 @@ from r2sm_jax.synthetic.scenes.source import (
     choose_copies,
 )
 
+INDEX = "index.json"
+NAMELESS = "object"
+"""The label of a cut-out whose file name has no word."""
+MIN_FILLED_SHARE = 0.03  # of the square around an object
+NUM_PICTURES_IN_MEMORY = 256
+NUM_PHOTOS_IN_MEMORY = 64
+
 MIN_OCCLUSION, MAX_OCCLUSION = 0.05, 0.8  # hidden share of an object that is hidden at all
 MIN_EXTENT, MAX_EXTENT = 0.26, 0.6  # longer side of an object, in sides of the picture
 MAX_TILT = 25.0  # degrees
@@ -45,6 +56,121 @@ NO_COPIES_SHARE = 0.55  # of the scenes in which all objects are of different cl
 HELD_OUT = {"val": 0.15, "dev": 0.25}  # upper ends of the hashes of file names in these splits
 MAX_LAYOUTS = 50  # attempts at one scene
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+class CutoutRecord(msgspec.Struct):
+    """One entry of an index.json."""
+
+    file: str
+    label: str | None = None
+    tags: list[str] = []
+    group: str | None = None
+    uses: list[str] = []
+
+
+@dataclass(frozen=True)
+class CutoutFile:
+    """One file and what it shows.
+
+    `name` is its path in the folder; `words` are those of its label and tags.
+    """
+
+    path: Path
+    name: str
+    item: Item
+    words: frozenset[str]
+
+    def is_confusable_with(self, other: "CutoutFile") -> bool:
+        """Whether one label might mean the other object: "cow" and "cow face", "dog" and poodle."""
+        label = self.item.category
+        other_label = other.item.category
+        if label == other_label:
+            return False
+        return other.words.issuperset(label.split()) or self.words.issuperset(other_label.split())
+
+
+def read_folder(folder: Path, max_side: int) -> list[CutoutFile]:
+    """Reads which cut-outs a folder has, by name. Images that are none are left out with a warning.
+
+    Args:
+        max_side: the side up to which `read_picture` is going to read them.
+
+    Raises InputError for a folder without any, a damaged image, and a wrong index.
+    """
+    cutouts = []
+    left_out = []
+    for record in sorted(read_records(folder), key=lambda record: record.file):
+        cutout = _describe(folder, record)
+        is_cutout = read_picture(cutout.path, max_side) is not None
+        (cutouts if is_cutout else left_out).append(cutout)
+
+    words = f"(nearly) fully opaque or transparent ({', '.join(c.name for c in left_out[:3])})"
+    if not cutouts:
+        raise InputError(f"{folder}: it has no cut-out, all images are {words}")
+    if left_out:
+        num_files = len(cutouts) + len(left_out)
+        warnings.warn(
+            f"{folder}: left out {len(left_out)} of {num_files} images, which are {words}",
+            stacklevel=3,
+        )
+    return cutouts
+
+
+@lru_cache(maxsize=NUM_PICTURES_IN_MEMORY)
+def read_picture(path: Path, max_side: int) -> Image.Image | None:
+    """Reads the object of a file, cropped, mode RGBA; None for a file that is no cut-out.
+
+    Raises InputError for a file that cannot be read.
+    """
+    picture = decode(path)
+    if not picture.has_transparency_data:
+        return None
+    picture = picture.convert("RGBA")
+    if alpha_mask(picture).all():
+        return None
+    picture = crop_to_object(picture)
+    picture.thumbnail((max_side, max_side))
+    return picture if filled_share(picture) >= MIN_FILLED_SHARE else None
+
+
+def read_records(folder: Path) -> list[CutoutRecord]:
+    """Reads the index of a folder, or else its file names. Raises InputError for a wrong index."""
+    index = folder / INDEX
+    if not index.is_file():
+        paths = find_images(folder, (".png", ".webp"), "RGBA cut-outs")
+        return [CutoutRecord(path.name) for path in paths]
+    try:
+        records = msgspec.json.decode(index.read_bytes(), type=list[CutoutRecord])
+    except msgspec.DecodeError as error:
+        raise InputError(
+            f'{index}: {error}; give a list of cut-outs, [{{"file": .., "label": ..}}, ..]'
+        ) from error
+    names = [record.file for record in records]
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"{index}: list each cut-out once, and at least one")
+    return records
+
+
+def _describe(folder: Path, record: CutoutRecord) -> CutoutFile:
+    label = _clean(record.label or label_of(record.file)).replace("’", "'")
+    tags = tuple(map(_clean, record.tags))
+    uses = tuple(map(_clean, record.uses))
+    attributes = {"group": record.group} if record.group else {}
+    words = frozenset(" ".join((label, *tags)).split())
+    item = Item(label, attributes, uses=uses, ideas=tags)
+    return CutoutFile(folder / record.file, record.file, item, words)
+
+
+def _clean(text: str) -> str:
+    """The text in lower case, with single blanks."""
+    return " ".join(text.lower().split())
+
+
+def label_of(name: str) -> str:
+    """The words of a file name: "Red-Mug_02.png" → "red mug"; "object" where there are none."""
+    stem = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", PurePosixPath(name).stem)
+    words = [word.rstrip("0123456789").lower() for word in re.findall(r"[^\W_]+", stem)]
+    return " ".join(word for word in words if word.isalpha()) or NAMELESS
 
 
 class CutoutSource(ProceduralSource):
@@ -73,22 +199,22 @@ class CutoutSource(ProceduralSource):
         super().__init__(split, count, **options)
         part = split if split in ("train", "dev") else "val"
 
-        self._folder = CutoutFolder(Path(folder), max(64, round(1.25 * MAX_EXTENT * self.size)))
-        names = [cutout.name for cutout in self._folder.cutouts]
+        self._max_side = max(64, round(1.25 * MAX_EXTENT * self.size))
+        cutouts = read_folder(Path(folder), self._max_side)
+        names = [cutout.name for cutout in cutouts]
         if len(names) < 2:
             raise InputError(
                 f"{folder}: {names[0]} is the only cut-out; add others, "
                 "since training and validation share none"
             )
         names_of_split = divide(names, HELD_OUT, key=_stem)[part]
-        self.cutouts = [c for c in self._folder.cutouts if c.name in names_of_split]
+        self.cutouts = [c for c in cutouts if c.name in names_of_split]
 
         self.photos: list[Path] = []
         if backgrounds is not None:
             paths = find_images(Path(backgrounds), PHOTO_SUFFIXES, "background photos")
             names_of_split = divide([path.name for path in paths], HELD_OUT, key=_stem)[part]
             self.photos = [path for path in paths if path.name in names_of_split]
-        self._photo_cache = ImageCache[Image.Image](MAX_CACHE_BYTES, count_pixels)
 
         self.vocabulary = {"category": tuple(sorted({c.item.category for c in self.cutouts}))}
         groups = {c.item.attributes["group"] for c in self.cutouts if c.item.attributes}
@@ -115,9 +241,9 @@ class CutoutSource(ProceduralSource):
             if len(placed) >= MIN_OBJECTS:
                 return placed
         raise InputError(
-            f"{self._folder.path}: {MAX_LAYOUTS} attempts gave no picture with {MIN_OBJECTS} "
-            f"objects of the split {self.split!r} at {self.size} pixels; add cut-outs or "
-            "use larger pictures"
+            f"{self.cutouts[0].path.parent}: {MAX_LAYOUTS} attempts gave no picture with "
+            f"{MIN_OBJECTS} objects of the split {self.split!r} at {self.size} pixels; add "
+            "cut-outs or use larger pictures"
         )
 
     def _choose_items(self, rng: np.random.Generator) -> list[tuple[Item, Image.Image]]:
@@ -143,7 +269,14 @@ class CutoutSource(ProceduralSource):
         if copies and rng.random() < HIDDEN_AND_FREE_SHARE:
             items[copies[0]] = replace(items[copies[0]], occlusion="hidden")
             items[copies[1]] = replace(items[copies[1]], occlusion="free")
-        return [(item, self._folder.picture(c)) for item, c in zip(items, cutouts, strict=True)]
+        pictures = [self._picture(cutout) for cutout in cutouts]
+        return list(zip(items, pictures, strict=True))
+
+    def _picture(self, cutout: CutoutFile) -> Image.Image:
+        picture = read_picture(cutout.path, self._max_side)
+        if picture is None:
+            raise InputError(f"{cutout.path}: the image has changed and is no cut-out any more")
+        return picture
 
     def _make_background(self, rng: np.random.Generator) -> Image.Image:
         """A drawn backdrop, or a random square of a photo; mode RGB."""
@@ -151,7 +284,7 @@ class CutoutSource(ProceduralSource):
             return draw_backdrop(rng, self.size)
 
         path = pick(rng, self.photos)
-        photo = self._photo_cache.get(path, lambda: read_photo(path, 2 * self.size))
+        photo = read_photo(path, 2 * self.size)
         side = min(photo.size) * rng.uniform(0.5, 1)
         x, y = rng.uniform(0, 1, 2) * (photo.width - side, photo.height - side)
         square = photo.resize(
@@ -202,8 +335,9 @@ def make_sprite(rng: np.random.Generator, picture: Image.Image, extent: float, s
     return centred_sprite(picture, extent)
 
 
+@lru_cache(maxsize=NUM_PHOTOS_IN_MEMORY)
 def read_photo(path: Path, max_side: int) -> Image.Image:
-    """A photo, its shorter side at most `max_side`, mode RGB.
+    """Reads a photo, its shorter side at most `max_side`, mode RGB.
 
     Raises InputError for one that cannot be read.
     """

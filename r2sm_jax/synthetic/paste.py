@@ -1,7 +1,7 @@
 """What is laid over a photo, and where: cut-outs of other photos, each over a complete object.
 
 Cut-outs are of other photos of the same split, about as large as they are there. In training some
-can be of a folder of cut-outs (cutout_folder.py), for names that the photos do not have, and some
+can be of a folder of cut-outs (cutouts.py), for names that the photos do not have, and some
 of the class of what they hide.
 """
 
@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.synthetic.cutout_folder import CutoutFile, CutoutFolder
+from r2sm_jax.errors import InputError
+from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder, read_picture
 from r2sm_jax.synthetic.photos import Photo, PhotoCutout, PhotoFile, PhotoObject, Photos
 from r2sm_jax.synthetic.pictures import ImageCache, count_pixels, random_flip, rescale
 from r2sm_jax.synthetic.queries.nouns import lexicon
@@ -68,12 +69,11 @@ class Paster:
 
         self.folder_cutouts: list[CutoutFile] = []
         if folder is not None:
-            self._folder = CutoutFolder(folder, size)
             classes = [name for file in photos.files for name in file.classes]
             nouns = nouns_of(classes)
             self.folder_cutouts = [
                 cutout
-                for cutout in self._folder.cutouts
+                for cutout in read_folder(folder, size)
                 if is_unambiguous(cutout.item.category, cutout.words, classes, nouns)
             ]
 
@@ -153,7 +153,9 @@ class Paster:
         if pool_of_class is None and self.folder_cutouts and rng.random() < FOLDER_SHARE:
             file = pick(rng, self.folder_cutouts)
             item = Item(file.item.category, {})
-            picture = self._folder.picture(file)
+            picture = read_picture(file.path, self._size)
+            if picture is None:
+                raise InputError(f"{file.path}: the image has changed and is no cut-out any more")
             mean_colour = photo.mean_colour  # a drawing has no light of its own to adapt
         else:
             if not pool.cutouts:

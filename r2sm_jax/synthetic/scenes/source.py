@@ -6,9 +6,8 @@ by 96 pixels and then scaled, so that it is the same at every size.
 
 import numpy as np
 
-from r2sm_jax.query import Query
 from r2sm_jax.synthetic.procedural import ProceduralSource
-from r2sm_jax.synthetic.queries.write import SPLITS, TEST_SPLIT, write_queries
+from r2sm_jax.synthetic.queries.write import TEST_SPLIT
 from r2sm_jax.synthetic.random_choice import choose, pick
 from r2sm_jax.synthetic.scenes.backdrop import draw_backdrop
 from r2sm_jax.synthetic.scenes.drawings import CATEGORIES, draw_category
@@ -63,12 +62,6 @@ PATTERN_SHARES = np.cumsum((0.46, 0.2, 0.18, 0.16))
 NO_COPIES_SHARE = 0.36  # of the scenes in which all objects are of different classes
 SHARED_COLOUR_SHARE = 0.2  # of the scenes in which all copies have one colour
 HIDDEN_AND_FREE_SHARE = 0.75  # of the scenes in which one copy should be hidden and another free
-# Of a crowd: range of the longer side of an object in units, before `SIZE_RANGE`; of the number of
-# objects of the class that has most; of the number of others.
-CROWD_EXTENT = (17, 24)
-CROWD_COPIES = (5, 12)
-CROWD_OTHERS = (2, 4)
-CROWD_CANDIDATES = 3
 LAYOUT_RULES = LayoutRules(
     hidden_range=(0.05, 0.8),
     tolerance=0.05,
@@ -90,39 +83,11 @@ class SceneSource(ProceduralSource):
         return draw_scene(self.seed, number, self.size)
 
 
-class CrowdSource(ProceduralSource):
-    """Drawn scenes with many smaller objects, most of them of one class.
-
-    Up to half of the queries mean more than four of them.
-    """
-
-    vocabulary = VOCABULARY
-
-    def make_scene(self, number: int) -> Scene:
-        return draw_scene(self.seed, number, self.size, is_crowd=True)
-
-    def write_queries(
-        self, scene: Scene, rng: np.random.Generator, first_id: int
-    ) -> tuple[Query, ...]:
-        # About one query in ten means a crowd, so of many more than are needed those are taken.
-        queries = write_queries(
-            scene.facts,
-            rng=rng,
-            count=CROWD_CANDIDATES * self.queries,
-            split=SPLITS[self.split],
-            first_id=first_id,
-        )
-        crowds = [query for query in queries if len(query.instance_ids) >= CROWD_COPIES[0]]
-        others = [query for query in queries if len(query.instance_ids) < CROWD_COPIES[0]]
-        crowds = crowds[: self.queries // 2]
-        return (*crowds, *others[: self.queries - len(crowds)])
-
-
-def draw_scene(seed: int, index: int, size: int = LAYOUT_SIDE, *, is_crowd: bool = False) -> Scene:
+def draw_scene(seed: int, index: int, size: int = LAYOUT_SIDE) -> Scene:
     """Scene number `index` of the endless series `seed`, painted at `size` by `size` pixels."""
     rng = np.random.default_rng((seed, index))
     canvas = draw_backdrop(rng, size)
-    placed = place_crowd(rng) if is_crowd else place_drawings(rng)
+    placed = place_drawings(rng)
 
     scale = size / LAYOUT_SIDE
     sprites = [p.sprite_in_picture(scale) for p in placed]
@@ -147,26 +112,10 @@ def place_drawings(rng: np.random.Generator) -> list[PlacedItem]:
             return layout.placed
 
 
-def place_crowd(rng: np.random.Generator) -> list[PlacedItem]:
-    """Places the objects of a crowd, as far as they fit; about half are partly hidden."""
-    layout = Layout((LAYOUT_SIDE, LAYOUT_SIDE), LAYOUT_RULES)
-    extent = rng.uniform(*CROWD_EXTENT)
-    for item in choose_crowd(rng):
-        layout.try_to_place(
-            rng,
-            item,
-            extent,
-            lambda extent, item=item: draw_object(rng, item, extent, CROWD_EXTENT[0]),
-        )
-    return layout.placed
-
-
-def draw_object(
-    rng: np.random.Generator, item: Item, extent: float, min_extent: float = MIN_EXTENT
-) -> Sprite:
+def draw_object(rng: np.random.Generator, item: Item, extent: float) -> Sprite:
     """An item of a drawn category, its longer side about `extent` units, at 1 pixel per unit."""
     extent *= LENGTH_FACTOR.get(item.category, 1)
-    extent = float(np.clip(extent, min_extent, MAX_EXTENT))
+    extent = float(np.clip(extent, MIN_EXTENT, MAX_EXTENT))
     parts = draw_category(item.category, rng)
     max_tilt = MAX_TILT.get(item.category, DEFAULT_TILT)
     degrees = float(rng.uniform(-max_tilt, max_tilt))
@@ -198,23 +147,6 @@ def choose_items(rng: np.random.Generator) -> list[Item]:
         category = categories[0] if k in copies else categories[k]
         attributes = _choose_attributes(rng, category, items, k in copies, shared_colour)
         items.append(Item(category, attributes, occlusion.get(k, "any")))
-    return items
-
-
-def choose_crowd(rng: np.random.Generator) -> list[Item]:
-    """Objects for a crowd in random order: many of one class, and a few of others."""
-    num_copies = int(rng.integers(*CROWD_COPIES, endpoint=True))
-    num_others = int(rng.integers(*CROWD_OTHERS, endpoint=True))
-    first, *others = (CATEGORIES[k] for k in rng.permutation(len(CATEGORIES))[: 1 + num_others])
-    categories = [first] * num_copies + others
-    items = []
-    for k in rng.permutation(len(categories)):
-        # Some are alike: there are more of them than colours.
-        attributes = {
-            "colour": pick(rng, list(COLOURS)),
-            "pattern": PATTERNS[choose(rng, PATTERN_SHARES)],
-        }
-        items.append(Item(categories[k], attributes))
     return items
 
 
