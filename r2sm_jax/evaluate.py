@@ -23,7 +23,6 @@ if __name__ == "__main__":
 import jax
 
 from r2sm_jax.config import DataConfig
-from r2sm_jax.data.sources import REPORTED, SourceSpec, open_dataset, split_names
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import compare
 from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
@@ -40,6 +39,7 @@ from r2sm_jax.evaluation.tables import (
     to_markdown,
 )
 from r2sm_jax.inference.run import enable_compilation_cache, load
+from r2sm_jax.synthetic.sources import REPORTED, SourceSpec, open_dataset, split_names
 from r2sm_jax.training.sharding import is_main_process, running
 
 

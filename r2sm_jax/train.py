@@ -46,16 +46,6 @@ from r2sm_jax.data.dataset import Dataset, Source
 from r2sm_jax.data.encoded_batches import TEXT_FIELDS, BatchEncoder, encode_ahead
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sheet import save_sheet
-from r2sm_jax.data.sources import (
-    REPORTED,
-    SourceSpec,
-    asks_for_absent_things,
-    intent_sentences,
-    open_dataset,
-    split_names,
-    spread_evenly,
-    write_text_only_queries,
-)
 from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates, quantile
@@ -73,6 +63,15 @@ from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import UNSURE_BELOW, Calibration
+from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
+from r2sm_jax.synthetic.sources import (
+    REPORTED,
+    SourceSpec,
+    asks_for_absent_things,
+    open_dataset,
+    split_names,
+    spread_evenly,
+)
 from r2sm_jax.train_completer import train_completer
 from r2sm_jax.train_outliner import train_outliner
 from r2sm_jax.training.calibration import (

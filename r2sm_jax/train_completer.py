@@ -12,12 +12,12 @@ from flax import nnx
 
 from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Sample
-from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
 from r2sm_jax.inference.completion import NAME, MaskCompleter, save_completer
 from r2sm_jax.inference.parts import start_weights
 from r2sm_jax.models.completion import Completer
+from r2sm_jax.synthetic.sources import open_dataset, spread_evenly
 from r2sm_jax.training.completion import cut_examples, make_loss
 from r2sm_jax.training.parts import example_batches, refuse_resume, train_part
 

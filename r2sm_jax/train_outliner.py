@@ -10,12 +10,12 @@ from typing import Any
 from flax import nnx
 
 from r2sm_jax.config import Config
-from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.prompts import outliner_figures, scored_objects
 from r2sm_jax.inference.outliner import NAME, MaskOutliner, save_outliner
 from r2sm_jax.inference.parts import start_weights
 from r2sm_jax.models.outliner import Outliner
+from r2sm_jax.synthetic.sources import open_dataset, spread_evenly
 from r2sm_jax.training.outliner import cut_prompt_examples, make_loss
 from r2sm_jax.training.parts import example_batches, refuse_resume, train_part
 

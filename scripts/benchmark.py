@@ -43,12 +43,12 @@ from r2sm_jax.data.augment import random_crop
 from r2sm_jax.data.batches import Batch, ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.prepare import PreparedSource
-from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.synthetic.scenes.source import draw_scene
+from r2sm_jax.synthetic.sources import load_json_split, open_source
 from r2sm_jax.train import (
     TrainingData,
     make_batches,

@@ -20,12 +20,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from r2sm_jax.cli import cli_main, parse_config
 from r2sm_jax.config import Config
 from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.models.text_encoder import abstract_text_encoder
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
 from r2sm_jax.training.sharding import AXES, make_mesh, shardings

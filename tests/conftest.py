@@ -49,7 +49,7 @@ CHECKED = [
     "data.images",
     "data.masks",
     "data.sheet",
-    "data.sources",
+    "synthetic.sources",
     "data.text_cache",
     "data.text_states",
     "data.tokenizer",

@@ -9,8 +9,8 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.annotations import Annotation, write_dataset
-from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.errors import InputError
+from r2sm_jax.synthetic.sources import load_json_split
 from r2sm_jax.tools.data import main
 
 HEIGHT, WIDTH = 40, 60

@@ -11,7 +11,7 @@ from r2sm_jax.data.augment import MIN_SHARE_IN_CROP, jitter_colours, random_crop
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.prepare import PreparedSource
-from r2sm_jax.data.sources import open_source
+from r2sm_jax.synthetic.sources import open_source
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,9 +12,9 @@ from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import Prepared, PreparedSource, prepare
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
+from r2sm_jax.synthetic.sources import open_source
 
 HEIGHT, WIDTH, SIZE, CELLS = 20, 40, 32, 16
 VOCABULARY = {"category": ("mug", "book"), "colour": ("red", "blue")}

@@ -22,13 +22,13 @@ from r2sm_jax.config import VisionConfig
 from r2sm_jax.data import cache as feature_cache, prepare, text_cache
 from r2sm_jax.data.cache import DTYPES, FeatureCache, digest, stamp, to_float16
 from r2sm_jax.data.prepare import Prepared, PreparedSource, to_arrays
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.encoder_sizes import EncoderSizes, PlainViTSizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.scenes.paint import COLOURS
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.train import main, make_batches, prepare_data
 from r2sm_jax.training.frozen_features import can_precompute, find_keys, store_keys
 

@@ -11,7 +11,6 @@ from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample
-from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.compare import COMPARED, QUERIES_FILE, compare
@@ -19,6 +18,7 @@ from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import make_report
 from r2sm_jax.query import Query
+from r2sm_jax.synthetic.sources import load_json_split
 from r2sm_jax.tools.records import write_json
 
 IMAGES = 24

@@ -26,7 +26,6 @@ from scipy import ndimage
 
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.masks import box
-from r2sm_jax.data.sources import REPORTED, open_source, split_names
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.compose import ComposeSource
@@ -42,6 +41,7 @@ from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.scenes.layout import mask_in_picture
 from r2sm_jax.synthetic.scenes.paint import Sprite
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
+from r2sm_jax.synthetic.sources import REPORTED, open_source, split_names
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "photos_coco"
 SIZE, NUM_PICTURES = 96, 60

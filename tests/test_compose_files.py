@@ -8,11 +8,11 @@ import pytest
 from made_pictures import PHOTO_CLASSES, write_photos
 from PIL import Image
 
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.cutouts import CutoutSource, read_records
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.tools.compose import compose, cutouts
 
 SIZE = 96

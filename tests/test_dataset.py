@@ -15,10 +15,10 @@ from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, read_json
-from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.query import Query
+from r2sm_jax.synthetic.sources import load_json_split
 from r2sm_jax.tools.records import write_json
 
 HEIGHT, WIDTH = 12, 20

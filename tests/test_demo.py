@@ -22,11 +22,11 @@ from stub_predictor import StubOutliner, StubPredictor
 from r2sm_jax import demo
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
-from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.inference.completion import MaskCompleter
 from r2sm_jax.inference.page_session import PREVIEW_SIDE, Session, draw_layer, shrink
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.models.completion import Completer
+from r2sm_jax.synthetic.sources import load_json_split
 
 gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
 from r2sm_jax.inference import page_actions, web_page  # noqa: E402

@@ -10,10 +10,10 @@ from tiny_models import WIDTH
 from r2sm_jax.data.batches import ExampleBuilder, TokenIds, training_batches
 from r2sm_jax.data.encoded_batches import AHEAD, GROUP, BatchEncoder, encode_ahead
 from r2sm_jax.data.prepare import PreparedSource
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import FrozenTextEncoder, TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
+from r2sm_jax.synthetic.sources import open_source
 
 TOKENS = 24
 NUM_TEXT_ONLY = 2000

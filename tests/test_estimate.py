@@ -10,9 +10,9 @@ from estimate import batch_shapes, estimate, main, take_devices, vocabulary
 
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.prepare import PreparedSource
-from r2sm_jax.data.sources import write_text_only_queries
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
+from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.train import open_data
 from r2sm_jax.training.step import abstract_state
 

@@ -16,7 +16,6 @@ from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import check_results, main
 from r2sm_jax.evaluation.evaluator import evaluate_sentences
@@ -28,6 +27,7 @@ from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import load
 from r2sm_jax.query import Query, Sentence
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.tools.records import write_json
 
 

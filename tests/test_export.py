@@ -24,7 +24,6 @@ from safetensors.numpy import load_file, save_file
 
 import r2sm_jax
 from r2sm_jax import evaluate, export, predict
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import export_folder, exporter, run as runs, stablehlo
 from r2sm_jax.inference.export_folder import (
@@ -37,6 +36,7 @@ from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.verification import verify
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import R2SM, Calibration
+from r2sm_jax.synthetic.sources import open_source
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 QUERIES = ["the red mug", "the whole red mug, hidden parts included"]

@@ -25,11 +25,11 @@ from r2sm_jax.data.dataset import Dataset
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.shared_records import SharedRecords
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.run import restore_weights
 from r2sm_jax.synthetic.compose import ComposeSource
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 from r2sm_jax.training.step import update_average
 

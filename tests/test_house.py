@@ -17,7 +17,6 @@ LAYERS = {
     "models": ["models"],
     "data": ["data"],
     "synthetic": ["synthetic"],
-    "sources": ["data.sources"],  # the one file of data/ that knows the synthetic sources
     "training": ["training"],
     "inference": ["inference"],
     "evaluation": ["evaluation"],

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import evaluate_source, query_truths
 from r2sm_jax.inference.run import load
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.train import train
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,9 @@ from stub_predictor import StubOutliner, StubPredictor
 
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
-from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.inference.completion import MaskCompleter
 from r2sm_jax.models.completion import Completer
+from r2sm_jax.synthetic.sources import load_json_split
 from r2sm_jax.tools.data import main as data_main
 
 pytest.importorskip("gradio", reason="the page needs gradio: pip install -e '.[demo]'")

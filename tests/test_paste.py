@@ -12,12 +12,12 @@ from made_pictures import PHOTO_CLASSES, check_instances, digest, write_cutouts,
 
 from r2sm_jax.config import Config, DataConfig, check_config
 from r2sm_jax.data.dataset import Sample
-from r2sm_jax.data.sources import open_dataset
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.queries.phrases import read_toml
 from r2sm_jax.synthetic.scenes.layout import Layout
+from r2sm_jax.synthetic.sources import open_dataset
 
 SIZE, NUM_PICTURES = 96, 100
 COUNTS = {"the two": 2, "all three": 3, "all four": 4, "all five": 5}

@@ -15,11 +15,11 @@ from stub_predictor import StubPredictor
 
 from r2sm_jax import predict
 from r2sm_jax.data import masks
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.inference import run
 from r2sm_jax.inference.output_names import claim_folder, slug
 from r2sm_jax.inference.prediction import FILES, MASKS
 from r2sm_jax.predict import main
+from r2sm_jax.synthetic.sources import open_source
 
 QUERY = "the complete shape of the red mug"
 HEIGHT, WIDTH = 90, 70

@@ -11,7 +11,6 @@ from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance, Sample
-from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.iou import overlap
@@ -19,6 +18,7 @@ from r2sm_jax.evaluation.predictions import read_predictions, score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import query_truths
 from r2sm_jax.query import Query
+from r2sm_jax.synthetic.sources import load_json_split, open_source
 from r2sm_jax.tools.records import write_json
 
 HEIGHT, WIDTH = 24, 32

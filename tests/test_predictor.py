@@ -15,11 +15,11 @@ from stub_predictor import StubPredictor
 
 import r2sm_jax
 from r2sm_jax.data import masks, text_states
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import TruncatedQuery, decide
 from r2sm_jax.inference.prediction import MASKS, Prediction
 from r2sm_jax.inference.predictor import Request
+from r2sm_jax.synthetic.sources import open_source
 
 QUERIES = [
     "the red mug",

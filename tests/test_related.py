@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from made_pictures import write_photos
 
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.synthetic.queries.objects import ObjectFacts
 from r2sm_jax.synthetic.queries.write import write_absent_queries
 from r2sm_jax.synthetic.related import KIND_WEIGHT, MIN_WEIGHT, RelatedNames
+from r2sm_jax.synthetic.sources import open_source
 
 PHOTOS = [{"fork", "knife"}, {"fork", "knife", "person"}, {"fork"}, {"dog", "person"}]
 RELATED = RelatedNames(PHOTOS, {"fork": "kitchen", "knife": "kitchen", "dog": "animal"})

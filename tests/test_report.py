@@ -18,7 +18,6 @@ from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance, Sample
-from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries, select_examples
 from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.predictions import score_predictions
@@ -26,6 +25,7 @@ from r2sm_jax.evaluation.published import PUBLISHED, TABLE_2, find_benchmark
 from r2sm_jax.evaluation.report import make_report
 from r2sm_jax.evaluation.tables import percent, report_markdown
 from r2sm_jax.query import Query
+from r2sm_jax.synthetic.sources import load_json_split, open_source
 from r2sm_jax.tools.records import write_json
 
 IMAGES = 14

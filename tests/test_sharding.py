@@ -24,8 +24,8 @@ from r2sm_jax.cli import parse_config
 from r2sm_jax.config import Config, ProcessConfig
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.prepare import PreparedSource
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.train import main
 from r2sm_jax.training import sharding as distributed
 from r2sm_jax.training.run_folder import read_config, resolve_auto

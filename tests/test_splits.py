@@ -12,7 +12,6 @@ from sample_records import to_records
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
 from r2sm_jax.data.dataset import Sample
-from r2sm_jax.data.sources import REPORTED, load_json_split, open_source, split_names
 from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash, split_ids
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
@@ -20,6 +19,7 @@ from r2sm_jax.evaluation.tables import describe_selection
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource
+from r2sm_jax.synthetic.sources import REPORTED, load_json_split, open_source, split_names
 from r2sm_jax.tools.data import build
 from r2sm_jax.tools.records import write_json
 from r2sm_jax.train import open_data

@@ -10,8 +10,9 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.data.sources import open_source, split_ids
+from r2sm_jax.data.splits import split_ids
 from r2sm_jax.evaluation.published import PUBLISHED, TABLE_1
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.tools.data import main
 from r2sm_jax.tools.stats import FILES, Counts, draw
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_check import good, save
 
-from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
+from r2sm_jax.synthetic.sources import load_json_split, open_source
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from made_pictures import write_cutouts, write_photos
 
 from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Sample
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
+from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.train import train
 
 GOLDEN = Path(__file__).parent / "files" / "unchanged.json"

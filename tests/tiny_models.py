@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.models.r2sm import input_spec
+from r2sm_jax.synthetic.sources import open_source
 
 WIDTH, LAYERS = 32, 2
 """Of the language models."""

@@ -85,6 +85,7 @@ class ImageTruth:
     """The annotations of one image as RLEs, without its pixels. Scoring needs no more."""
 
     image_id: int
+    file_name: str
     size: tuple[int, int]
     """Height and width in pixels."""
     instances: tuple[Instance[Any], ...]
@@ -95,7 +96,7 @@ def truth_of_sample(sample: Sample) -> ImageTruth:
     """The annotations of a sample whose masks are arrays."""
     height, width = sample.image.shape[:2]
     instances = tuple(instance.convert(masks.encode) for instance in sample.instances)
-    return ImageTruth(sample.image_id, (height, width), instances, sample.queries)
+    return ImageTruth(sample.image_id, sample.file_name, (height, width), instances, sample.queries)
 
 
 @runtime_checkable
@@ -313,6 +314,7 @@ class Dataset:
         """
         return ImageTruth(
             image_id=self.images[index]["id"],
+            file_name=self.images[index]["file_name"],
             size=self.size_at(index),
             instances=self.rles_at(index),
             queries=self.queries_at(index),

@@ -12,7 +12,6 @@ from scipy.special import expit
 
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.dataset import Sample, Source
-from r2sm_jax.data.sources import SourceSpec, intent_sentences
 from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
 from r2sm_jax.evaluation.prompts import choose_images, prompt_figures
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
@@ -20,6 +19,8 @@ from r2sm_jax.evaluation.scorer import evaluate_source
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import REFERENCES, Sentence
+from r2sm_jax.synthetic.queries.sentences import intent_sentences
+from r2sm_jax.synthetic.sources import SourceSpec
 
 
 def evaluate(

@@ -26,7 +26,6 @@ from flax import nnx
 from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.tokenizer import pad_ids
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference.completion import MaskCompleter, crop_logits
@@ -46,6 +45,7 @@ from r2sm_jax.models.hub import TOKENIZER
 from r2sm_jax.models.r2sm import ImageFeatures
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
+from r2sm_jax.synthetic.sources import open_source
 
 SETTINGS = "onnx.json"
 SMALL = "decide_small.onnx"

@@ -11,11 +11,11 @@ from safetensors.numpy import load_file, save_file
 from scipy.special import expit
 
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import Run, load_export
 from r2sm_jax.models.hub import weight_files
+from r2sm_jax.synthetic.sources import open_source
 
 NUM_IMAGES = 3
 NUM_QUERIES = 4

@@ -8,8 +8,8 @@ from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.cli import deferred, parse_subcommand
-from r2sm_jax.data.sources import SourceSpec, load_json_split, stored_splits
 from r2sm_jax.errors import InputError
+from r2sm_jax.synthetic.sources import SourceSpec, load_json_split, stored_splits
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.complete import complete
 from r2sm_jax.tools.compose import compose, cutouts

@@ -8,8 +8,8 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.sheet import Panel, save_sheet
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.synthetic.sources import open_source
 
 
 def show(

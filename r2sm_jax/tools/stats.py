@@ -17,12 +17,12 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Source
-from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.evaluation.published import PUBLISHED, TABLE_1
 from r2sm_jax.evaluation.tables import markdown_table
 from r2sm_jax.query import MASK_TYPES, MaskType, keyword_mask_type
 from r2sm_jax.synthetic.procedural import ProceduralSource
+from r2sm_jax.synthetic.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.tools.check import progress
 
 FILES = ("stats.json", "stats.md", "stats.png")

@@ -1,6 +1,6 @@
 """Where samples come from: a SPEC such as `compose:photos.json` -> a source of samples.
 
-The only file of data/ that imports the synthetic sources.
+Each kind is imported when it is opened, so that a dataset file loads no synthetic source.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,12 @@ from r2sm_jax.config import DataConfig
 from r2sm_jax.data.dataset import Dataset, Source, read_json
 from r2sm_jax.data.splits import resolve_split, split_ids
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.compose import ComposeSource
-from r2sm_jax.synthetic.cutouts import CutoutSource
-from r2sm_jax.synthetic.photos import Photos
-from r2sm_jax.synthetic.queries.sentences import (
-    intent_sentences as intent_sentences,
-    write_text_only_queries as write_text_only_queries,
-)
-from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
-from r2sm_jax.synthetic.scenes.source import SceneSource
 
 REPORTED = "reported"
 """In place of the name of a split: those that a run on the data reports."""
 ALL = "all"
 """In place of the name of a split: those that `evaluate` scores unless it is told otherwise."""
-DRAWN = {"scenes": SceneSource}
+DRAWN = ("scenes",)
 PROCEDURAL = (*DRAWN, "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
 
@@ -153,41 +144,50 @@ def open_source(
         InputError: The source or the split is unknown, or the data cannot be read.
     """
     where = SourceSpec.parse(spec)
-    if where.kind == "json":
-        assert where.path is not None  # for the type checker: only drawn scenes have no path
-        return load_json_split(where.path, split, images_dir, need_images=need_images)
-    if where.kind == "tfds":
-        from r2sm_jax.data.tfds import TfdsSource  # imports slowly
-
-        assert where.path is not None  # for the type checker, as above
-        return TfdsSource(where.path, split)
-    if where.kind == "compose":
-        return ComposeSource(
-            where.paths,
-            split,
-            count,
-            seed=seed,
-            size=size,
-            queries=queries,
-            images=images_dir,
-            cutouts=cutouts,
-            hard_absent=hard_absent,
-            same_class_occluders=same_class_occluders,
-        )
-
-    if count is None:
+    if count is None and where.kind in ("scenes", "cutouts"):
         raise ValueError(f"{spec}: the number of samples is missing")
-    if where.path is None:
-        return DRAWN[where.kind](split, count, seed=seed, size=size, queries=queries)
-    return CutoutSource(
-        where.path,
-        split,
-        count,
-        seed=seed,
-        size=size,
-        queries=queries,
-        backgrounds=backgrounds,
-    )
+    match where:
+        case SourceSpec("json", Path() as path):
+            return load_json_split(path, split, images_dir, need_images=need_images)
+
+        case SourceSpec("tfds", Path() as path):
+            from r2sm_jax.data.tfds import TfdsSource
+
+            return TfdsSource(path, split)
+
+        case SourceSpec("compose"):
+            from r2sm_jax.synthetic.compose import ComposeSource
+
+            return ComposeSource(
+                where.paths,
+                split,
+                count,
+                seed=seed,
+                size=size,
+                queries=queries,
+                images=images_dir,
+                cutouts=cutouts,
+                hard_absent=hard_absent,
+                same_class_occluders=same_class_occluders,
+            )
+
+        case SourceSpec("cutouts", Path() as path):
+            from r2sm_jax.synthetic.cutouts import CutoutSource
+
+            return CutoutSource(
+                path,
+                split,
+                count or 0,
+                seed=seed,
+                size=size,
+                queries=queries,
+                backgrounds=backgrounds,
+            )
+
+        case _:
+            from r2sm_jax.synthetic.scenes.source import SceneSource
+
+            return SceneSource(split, count or 0, seed=seed, size=size, queries=queries)
 
 
 def spread_evenly(source: Source, count: int) -> Source:
@@ -251,6 +251,8 @@ def asks_for_absent_things(spec: str, images_dir: str | PathLike[str] | None = N
     where = SourceSpec.parse(spec)
     if where.kind != "compose":
         return False
+    from r2sm_jax.synthetic.photos import Photos
+
     return any(not file.is_partial for file in Photos(where.paths, images_dir).files)
 
 
@@ -269,6 +271,8 @@ def split_names(spec: str, split: str, images_dir: str | PathLike[str] | None = 
 
     where = SourceSpec.parse(spec)
     if where.is_procedural:
+        from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT, SPLITS
+
         names = [name for name in SPLITS if name.startswith("val")]
         if not asks_for_absent_things(spec, images_dir):
             names.remove(ABSENT_SPLIT)
