@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from annotation_files import lisa, mmr
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
@@ -332,44 +331,6 @@ def test_the_name_that_was_meant(name, near, tmp_path):
     assert near in problem
 
 
-MASK = box_rle(1, 1, 6, 6)
-UNKNOWN = {
-    "picture": "a.jpg",
-    "sentence": "the whole cup",
-    "kind": "amodal",
-    "objects": [3],
-    "shown": {"3": MASK},
-    "amodal_shapes": {"3": MASK},
-}
-PANOPTIC = {
-    "images": [{"id": 1}],
-    "annotations": [{"image_id": 1, "segments_info": []}],
-    "categories": [{"id": 1}],
-}
-FLAGS = (
-    '--fields.image "picture" --fields.text "sentence" --fields.mask-type "kind" '
-    '--fields.instances "objects" --fields.visible "shown" --fields.complete "amodal_shapes"'
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("coco.json", json.dumps(good()), ["visible_mask: RLE (in 2 of 4)", "dataset file"]),
-        ("mmr.json", json.dumps(mmr()), ["questions: list", "data convert mmr"]),
-        ("lisa.json", json.dumps([lisa()]), ["img_path: string", "data convert lisa++"]),
-        ("q.json", "\n".join([json.dumps(UNKNOWN)] * 2), ["list of 2", f"convert r2sm {FLAGS}"]),
-        ("odd.json", "[1, [2]]", ["list of 2 (integer, list)", "no field is known"]),
-        ("p.json", json.dumps(PANOPTIC), ["none for panoptic files"]),
-    ],
-)
-def test_describe(name, content, words, tmp_path, command):
-    path = tmp_path / name
-    path.write_text(content)
-    end = command(main, "check", "--describe", path)
-    assert end.code == 0 and all(word in end.out for word in words), end.out
-
-
 @pytest.mark.parametrize(
     ("content", "remedy"),
     [
@@ -401,12 +362,6 @@ def test_a_key_that_is_there_twice_is_named(tmp_path, refused, command):
     )
     path.write_text(text[:-1] + ', "queries": []}')
     assert "the key 'queries' is there twice" in refused(main, "check", path)
-
-
-def test_describe_refuses_what_is_no_json(tmp_path, refused):
-    path = tmp_path / "a.json"
-    path.write_text("{'a': 1}")
-    assert "neither JSON nor" in refused(main, "check", "--describe", path)
 
 
 JSON = st.recursive(

@@ -39,7 +39,6 @@ from r2sm_jax.data.validation import (
 )
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.progress import show_progress
-from r2sm_jax.tools.describe import describe as describe_file
 
 HTML_ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}\d{0,2}|#\d{1,7}|#[xX][0-9a-fA-F]{1,6});")
 
@@ -50,21 +49,15 @@ def check(
     images: Path | None = None,
     against: Path | None = None,
     against_images: Path | None = None,
-    describe: bool = False,
 ) -> None:
     """Reports all problems of a dataset file; exit code 2 if there are any.
 
     Args:
-        file: The dataset file; with --describe any JSON file.
+        file: The dataset file.
         images: Folder of its images, if they are not beside it.
         against: Another dataset file, such as the training split: images in both are reported too.
         against_images: Folder of that file's images.
-        describe: Print the keys, the types and one record of any JSON file, and the reader that
-            fits it best, in place of the problems.
     """
-    if describe:
-        print("\n".join(describe_file(file)))
-        return
     records = load_json(file, "a dataset file")
     report_problems(file, records, images)
     dataset = Dataset(file, records, images)

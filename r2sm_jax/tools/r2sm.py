@@ -1,7 +1,6 @@
 """Reads R2SM's text queries, which refer to a dataset file or carry their own masks.
 
-R2SM has not published how its files are laid out, so the names of the fields are settings; `data
-check --describe FILE` proposes them.
+R2SM has not published how its files are laid out, so the names of the fields are settings.
 """
 
 import re
