@@ -124,10 +124,6 @@ class DecoderConfig:
     """The last block reads the image at half of the tokens' stride, and pixel features get one more
     3x3 convolution at that stride and one at a quarter; `shared` only."""
 
-    prompts: bool = False
-    """Read boxes and clicks beside the words or in their place. In training half of the queries
-    about one object get some."""
-
     @property
     def region_dim(self) -> int:
         """Channels that an image region has: those of the pixel features and of a pixel's

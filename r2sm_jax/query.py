@@ -4,7 +4,6 @@ head has to beat."""
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, Literal
 
 MaskType = Literal["modal", "amodal"]
@@ -62,27 +61,8 @@ class Prompt:
     clicks: tuple[Click, ...] = ()
 
 
-class PointKind(IntEnum):
-    """What a point of a prompt is to the model. The first four have SAM's numbers
-    (prompt_encoder.py)."""
-
-    NEGATIVE = 0
-    """A click beside the object."""
-    POSITIVE = 1
-    """A click on the object."""
-    TOP_LEFT = 2
-    """The corner of a box."""
-    BOTTOM_RIGHT = 3
-    NO_BOX = 4
-    """Stands for the box of a prompt that has clicks alone. It has no place."""
-    PADDING = 5
-    """No point: nothing attends to it."""
-
-
 MAX_CLICKS = 6
 """Clicks of one prompt."""
-NUM_PROMPT_TOKENS = 2 + MAX_CLICKS
-"""Places for the tokens of one prompt: the corners of a box, and clicks."""
 
 
 # "behind" is left out: it mostly names a place, and with it the rule is right as often: 0.608

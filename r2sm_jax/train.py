@@ -317,7 +317,6 @@ def make_example_builder(
         token_drop=data.token_drop,
         colour_jitter=data.colour_jitter,
         has_text_head=has_text_head,
-        prompts=config.model.decoder.prompts,
         text_only=[
             query
             for query, length in zip(text_only, text_only_lengths, strict=True)

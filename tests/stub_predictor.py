@@ -96,9 +96,7 @@ class StubPredictor(Predictor):
         tokens = jnp.asarray(brightness).reshape(-1, 1, 1, 1)
         return ImageFeatures(tokens, coarse=tokens, fine=tokens)
 
-    def _decode(
-        self, weights, image_features, states, text_mask, calibration, prompts=None
-    ) -> R2SMOutput:
+    def _decode(self, weights, image_features, states, text_mask, calibration) -> R2SMOutput:
         """A square whose lower half is hidden; bright images have larger ones."""
         b, k = text_mask.shape[:2]
         cells = np.arange(MASK_SIZE)

@@ -15,9 +15,7 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.models.keys_sam import match_sam
 from r2sm_jax.models.mask_decoder import predict_mask_logits
 from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
-from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
-from r2sm_jax.query import PointKind
 
 CONFIG = replace(TINY, decoder=DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2))
 
@@ -53,21 +51,21 @@ import published_models as published  # noqa: E402
 
 @pytest.fixture(scope="module")
 def sam(tmp_path_factory):
-    """A published SAM, ours with its weights and as many slots as it has spare masks, which reads
-    boxes and clicks, and the report."""
+    """A published SAM, ours with its weights and as many slots as it has spare masks, and the
+    report."""
     folder = tmp_path_factory.mktemp("sam")
     theirs = published.write(published.sam_config(), folder)
     return theirs, *load(folder, slots=3)
 
 
-def load(folder, slots: int, prompts: bool = True):
+def load(folder, slots: int):
     vision = VisionConfig(
         image_size=published.SAM_IMAGE, patch_size=16, encoder="sam", sam=str(folder)
     )
     config = ModelConfig(
         vision,
         TextConfig(layers=(1, 2), max_tokens=6, dim=20),
-        DecoderConfig("sam", slots=slots, prompts=prompts),
+        DecoderConfig("sam", slots=slots),
     )
     sizes = read_encoder_sizes(config)
     graphdef, params, constants = nnx.split(R2SM(config, sizes, rngs=nnx.Rngs(0)), nnx.Param, ...)
@@ -120,55 +118,6 @@ def test_masks_and_ious_are_those_of_sam(sam, kind):
     np.testing.assert_array_equal(iou[..., 0], iou[..., 1])  # amodal masks start as modal ones
 
 
-@pytest.mark.parametrize("kind", ["points", "boxes", "both"])
-def test_boxes_and_clicks_are_those_of_sam(sam, kind):
-    theirs, model, _ = sam
-    rng = np.random.default_rng(3)
-    image = rng.normal(size=(2, 5, 5, 16)).astype(np.float32)
-    points = rng.uniform(0, published.SAM_IMAGE, (2, 3, 2, 2)).astype(np.float32)
-    labels = rng.integers(0, 2, (2, 3, 2))
-    corners = np.sort(rng.uniform(0, published.SAM_IMAGE, (2, 3, 2, 2)), axis=2)
-    corners = corners.astype(np.float32)
-
-    boxes = torch.tensor(corners.reshape(2, 3, 4))
-    clicks = torch.tensor(points), torch.tensor(labels)
-    if kind == "points":
-        sparse, dense = theirs.prompt_encoder(*clicks, None, None)
-        places, kinds = [points], [labels]
-        # SAM's token for "no box".
-        places.append(np.zeros((2, 3, 1, 2), np.float32))
-        kinds.append(np.full((2, 3, 1), PointKind.NO_BOX))
-    elif kind == "boxes":
-        sparse, dense = theirs.prompt_encoder(None, None, boxes, None)
-        places, kinds = (
-            [corners],
-            [np.tile([PointKind.TOP_LEFT, PointKind.BOTTOM_RIGHT], (2, 3, 1))],
-        )
-    else:
-        sparse, dense = theirs.prompt_encoder(*clicks, boxes, None)
-        places = [points, corners]
-        kinds = [labels, np.tile([PointKind.TOP_LEFT, PointKind.BOTTOM_RIGHT], (2, 3, 1))]
-    # SAM adds half a pixel to every place that it is given.
-    places = (np.concatenate(places, axis=2) + 0.5) / published.SAM_IMAGE
-    kinds = np.concatenate(kinds, axis=2)
-    # Two places of padding, to which nothing may attend.
-    places = np.pad(places, [(0, 0), (0, 0), (0, 2), (0, 0)])
-    kinds = np.pad(kinds, [(0, 0), (0, 0), (0, 2)], constant_values=PointKind.PADDING)
-
-    no_text = np.zeros((2, 3, 4, 40), np.float32)
-    no_words = np.zeros((2, 3, 4), bool)
-    masks, iou = decode_prompts(model, image, no_text, no_words, Prompts(places, kinds))
-    expected, expected_iou = reference(theirs, image, sparse, dense)
-    assert published.difference(masks, expected) < 1e-4
-    assert published.difference(iou[..., 0], expected_iou) < 1e-4
-
-
-@nnx.jit
-def decode_prompts(model, image, text, text_mask, prompts):
-    out = model.decoder(image, image, text, text_mask, prompts)
-    return predict_mask_logits(out.kernels, out.pixel_features)[:, :, :, 0], out.iou
-
-
 def test_from_pixels_to_masks(sam):
     theirs, model, _ = sam
     x = np.random.default_rng(2).normal(size=(2, 80, 80, 3)).astype(np.float32)
@@ -193,15 +142,10 @@ def test_masks_come_back_to_the_image_as_in_sam(size):
     assert published.mask_iou(ours, torch.stack(theirs)) >= 0.999
 
 
-@pytest.mark.parametrize("prompts", [True, False])
-def test_what_became_of_every_key(sam, tmp_path, prompts):
+def test_what_became_of_every_key(sam):
     theirs, _, report = sam
-    unused_parts = ("mask_embed",)
-    if not prompts:
-        # A decoder that reads no boxes and clicks leaves out their weights.
-        theirs.save_pretrained(tmp_path)
-        _, report = load(tmp_path, slots=3, prompts=False)
-        unused_parts = ("mask_embed", "point_embed", "not_a_point_embed")
+    # Boxes, clicks and masks as prompts.
+    unused_parts = ("mask_embed", "point_embed", "not_a_point_embed")
     keys = theirs.state_dict().keys() - {"prompt_encoder.shared_embedding.positional_embedding"}
     unused = {k for k in keys if k.startswith(tuple(f"prompt_encoder.{p}" for p in unused_parts))}
     assert set(report.unused) == unused and set(report.loaded.values()) == keys - unused

@@ -19,9 +19,6 @@ k = queries, q = slots, t = tokens, l = layers of the language model, e = their 
                                          [b k t]: some batches ahead (encoded_batches.py), or just
                                          before the step (`DataConfig.keeps_nothing`)
     text_mask        bool  [b k t]       a token, not padding
-    prompt_points    f32   [b k p 2]     x y of the points of prompts, in units of the padded side,
-                                         where the model reads prompts
-    prompt_kinds     int   [b k p]       what each of them is (models/prompts.py)
     index            int   [b]           position in the source
 
 and, for a mask-type head that reads words alone, the f = `NUM_TYPE_SENTENCES` sentences an image
@@ -55,7 +52,6 @@ from r2sm_jax.data.augment import (
     random_crop,
     random_scale,
 )
-from r2sm_jax.data.draw_prompts import draw_prompts
 from r2sm_jax.data.prepare import Prepared, PreparedSource
 from r2sm_jax.data.tokenizer import NO_TOKEN, SentenceTokenizer
 from r2sm_jax.errors import InputError
@@ -75,7 +71,7 @@ class ExampleBuilder:
 
     The order of its random draws is a contract, so that a run can be repeated and resumed: queries,
     mirroring, colours. Those for the mask-type head follow: its queries, its sentences without an
-    image, its hidden tokens. Prompts are last.
+    image, its hidden tokens.
     """
 
     text_states: Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]
@@ -99,8 +95,6 @@ class ExampleBuilder:
     """Whether a mask-type head learns from words alone."""
     count_tokens: Callable[[Sequence[str]], list[int]] | None = None
     """The numbers of tokens of queries; those of more than `tokens` are left out."""
-    prompts: bool = False
-    """Whether some queries get boxes and clicks."""
     cached_features: Callable[[int], Batch] | None = None
     """Image features that training does not change, by position in the source."""
 
@@ -127,8 +121,6 @@ class ExampleBuilder:
         if self.has_text_head:
             type_rows = rng.permutation(usable).astype(int)
             example |= self._type_sentences(prepared, type_rows, rng)
-        if self.prompts:
-            example |= draw_prompts(example, rng, may_hide_words=self.has_text_head)
         if self.cached_features is not None:
             example |= self.cached_features(index)
         return example

@@ -13,8 +13,7 @@ Where the caller gives the visible mask of the object as well:
     both masks with_given_mask (postprocess.py)                     in place of the found masks
 
 Where the caller gives a box or clicks (prompts.py), the outliner draws the visible mask, which then
-goes the way of a given one. A model whose decoder reads prompts gets them in `R2SM.decode`, beside
-the token states.
+goes the way of a given one.
 
 Where a sentence holds a name that was taught by an example:
 
@@ -55,10 +54,9 @@ from r2sm_jax.inference.postprocess import (
     with_taught_masks,
 )
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts, to_arrays
+from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts
 from r2sm_jax.inference.taught_names import TaughtNames, find_similar, make_prototype
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
-from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training.sharding import to_host
@@ -238,7 +236,7 @@ class Predictor:
     @property
     def has_prompts(self) -> bool:
         """Whether the model reads boxes and clicks."""
-        return self.outliner is not None or self.config.decoder.prompts
+        return self.outliner is not None
 
     def predict(
         self,
@@ -261,8 +259,8 @@ class Predictor:
         `amodal` the completed one, there is one instance, `presence` is 1, and `score` is None,
         since no IoU is predicted.
 
-        So it is with a box or clicks where the model has an outliner, which draws the visible mask
-        and predicts its IoU: the score of a modal answer.
+        So it is with a box or clicks: the outliner draws the visible mask and predicts its IoU, the
+        score of a modal answer.
 
         Args:
             queries: sentences; a single one may be given as a string. None, or an empty one, where
@@ -311,18 +309,12 @@ class Predictor:
         visible_masks, scores = self._visible_masks(given_masks, prompts, image)
         # Before decoding, so that a mask that cannot be used is refused at once.
         mask_pairs = self._complete_visible(visible_masks, image)
-        if self.outliner is not None:
-            # They are answered, so that nothing is left of them for the decoder.
-            prompts = [None] * len(texts)
 
         predictions = []
         for start in range(0, len(texts), QUERY_BUCKETS[-1]):
             part = slice(start, start + QUERY_BUCKETS[-1])
             (outputs,) = self._decode_rows(
-                image.features,
-                [texts[part]],
-                self.text_encoder.for_request,
-                to_arrays(prompts[part], image.letterbox) if any(prompts[part]) else None,
+                image.features, [texts[part]], self.text_encoder.for_request
             )
             mask_types = [mask_type] * len(texts[part])
             predictions += self.to_predictions(
@@ -666,14 +658,12 @@ class Predictor:
         image_features: ImageFeatures,
         queries: Sequence[Sequence[str]],
         encode_text: EncodeText,
-        prompts: Prompts | None = None,
     ) -> list[list[R2SMOutput]]:
         """Decodes the queries of each row.
 
         Args:
             image_features: of at least as many images as there are rows; the rest is padding.
             queries: up to 8 for each row.
-            prompts: those of the queries of the only row, without the axis b.
         """
         # The number of queries is padded to a few sizes, each of which compiles once.
         num_rows = len(image_features.tokens)
@@ -687,19 +677,8 @@ class Predictor:
         states = states.reshape(num_rows, num_queries, *states.shape[1:])
         text_mask = text_mask.reshape(num_rows, num_queries, -1)
 
-        if prompts is not None:
-            # A query without a sentence has no token that anything attends to.
-            has_text = np.array([bool(text) for text in texts]).reshape(num_rows, num_queries, 1)
-            text_mask = text_mask & has_text
-            # Padded as the texts are, by repeating the first query.
-            rows = np.arange(num_queries)
-            rows[len(prompts.kinds) :] = 0
-            prompts = Prompts(prompts.points[None, rows], prompts.kinds[None, rows])
-
         calibration = self._calibration_arrays()
-        outputs = self._decode(
-            self.weights, image_features, states, text_mask, calibration, prompts
-        )
+        outputs = self._decode(self.weights, image_features, states, text_mask, calibration)
         outputs = jax.device_get(outputs)
         decoded = []
         for b, row in enumerate(queries):

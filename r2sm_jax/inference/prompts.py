@@ -1,22 +1,19 @@
-"""Boxes and clicks that a caller gives: reading them, and their arrays for the model."""
+"""Boxes and clicks that a caller gives."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.prompts import Prompts
-from r2sm_jax.query import MAX_CLICKS, NUM_PROMPT_TOKENS, Click, PointKind, Prompt
+from r2sm_jax.query import MAX_CLICKS, Click, Prompt
 
 
 def no_prompts(name: str) -> InputError:
     """The error for a model that reads no boxes and clicks. `name`: what the message calls it."""
     return InputError(
-        f"{name} reads no boxes or clicks; take one that was trained with "
-        "--model.decoder.prompts, or give the visible mask"
+        f"{name} has no outliner, which reads boxes and clicks; take one with an outliner, such as "
+        "photos-small, or give the visible mask"
     )
 
 
@@ -120,32 +117,6 @@ def read_clicks(value: Any, size: tuple[int, int], name: str) -> tuple[Click, ..
     if len(clicks) > MAX_CLICKS:
         raise InputError(f"{name} has {len(clicks)} points; give at most {MAX_CLICKS}")
     return tuple(clicks)
-
-
-def to_arrays(prompts: Sequence[Prompt | None], letterbox: Letterbox) -> Prompts:
-    """The points [k p 2] and kinds [k p] of k prompts, without the axis b."""
-    points = np.zeros((len(prompts), NUM_PROMPT_TOKENS, 2), np.float32)
-    kinds = np.full((len(prompts), NUM_PROMPT_TOKENS), PointKind.PADDING, np.int32)
-    # From pixels of the image to units of the frame's side.
-    height, width = letterbox.resized
-    scale = np.array([width / letterbox.width, height / letterbox.height]) / letterbox.size
-    for k, prompt in enumerate(prompts):
-        if prompt is None:
-            continue
-        entries: list[tuple[float, float, int]] = []
-        if prompt.box is not None:
-            x0, y0, x1, y1 = prompt.box
-            entries += [(x0, y0, PointKind.TOP_LEFT), (x1, y1, PointKind.BOTTOM_RIGHT)]
-        for click in prompt.clicks:
-            kind = PointKind.POSITIVE if click.is_positive else PointKind.NEGATIVE
-            entries.append((click.x, click.y, kind))
-        if prompt.box is None:
-            # As SAM does.
-            entries.append((0.0, 0.0, PointKind.NO_BOX))
-        for place, (x, y, kind) in enumerate(entries):
-            points[k, place] = np.array([x, y]) * scale
-            kinds[k, place] = kind
-    return Prompts(jnp.asarray(points), jnp.asarray(kinds))
 
 
 def _numbers(value: Any) -> list[float] | None:

@@ -45,8 +45,6 @@ ENCODER_KEYS = {
 DECODER_KEYS = {
     "shared_image_embedding.positional_embedding": "decoder.frequencies",
     "prompt_encoder.no_mask_embed.weight": "decoder.no_mask",
-    r"prompt_encoder.point_embed.(\d+).weight": r"decoder.prompts.kinds.\1",
-    "prompt_encoder.not_a_point_embed.weight": "decoder.prompts.kinds.4",
     "mask_decoder.iou_token.weight": "decoder.iou_token",
     "mask_decoder.mask_tokens.weight": "decoder.mask_tokens",
     r"mask_decoder.transformer.layers.(\d+).self_attn.q_proj.(weight|bias)": r"decoder.blocks.\1.self_attention.query.\2",
@@ -91,8 +89,10 @@ ENCODER = KeyTable(
 )
 ENCODER_AND_DECODER = KeyTable(
     ENCODER_KEYS | DECODER_KEYS,
-    # Mask prompts, and a second copy of the frequencies in old files.
+    # Boxes, clicks and masks as prompts, and a second copy of the frequencies in old files.
     unused=(
+        "prompt_encoder.point_embed.*",
+        "prompt_encoder.not_a_point_embed.weight",
         "prompt_encoder.mask_embed.*",
         "prompt_encoder.mask_downscaling.*",
         "prompt_encoder.shared_embedding.positional_embedding",
@@ -145,9 +145,6 @@ def match_sam(
     fitted = []
     for weight in renamed.weights:
         paths = our_paths(weight.path, num_slots)
-        if weight.path.startswith("decoder.prompts.") and weight.path not in shapes:
-            # This decoder reads no boxes and clicks.
-            paths = []
         if not paths:
             renamed.unused.append(weight.key)
         for path in paths:

@@ -21,7 +21,6 @@ from jaxtyping import Array, Bool, Float
 from r2sm_jax.config import DECODER_HEAD, NUM_COORDINATES, DecoderConfig, ModelConfig
 from r2sm_jax.models.image_encoder import VisionFeatures
 from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear, truncated_normal
-from r2sm_jax.models.prompts import PromptEncoder, Prompts, box_focus
 
 MASK_BIAS_INIT = -3.0
 """Mask logit of an untrained model. At sigmoid(-3) = 0.05 a mask fills a twentieth of the image,
@@ -375,13 +374,6 @@ class MaskDecoder(nnx.Module):
         if decoder.multi_scale:
             coarse_keys = CoarseKeys(config, frequencies, rngs=rngs)
         self.coarse_keys = coarse_keys
-        prompt_encoder = None
-        prompt_frequencies = None
-        if decoder.prompts:
-            prompt_encoder = PromptEncoder(d, pixel_dim=decoder.mask_dim, dtype=dtype, rngs=rngs)
-            prompt_frequencies = Buffer(frequencies)
-        self.prompts = prompt_encoder
-        self.prompt_frequencies = prompt_frequencies
 
     def __call__(
         self,
@@ -391,11 +383,9 @@ class MaskDecoder(nnx.Module):
         text: Float[Array, "b k t e"],
         text_mask: Bool[Array, "b k t"],
         visible: Float[Array, "b _h2 _w2 _d"] | None = None,
-        prompts: Prompts | None = None,
     ) -> DecoderOutput:
         """`coarse` and `pixel_features` are the pixel decoder's; `visible`, which the similarity
-        with words needs, is the dense output of `coarse`. `prompts` need a decoder that has
-        them."""
+        with words needs, is the dense output of `coarse`."""
         b, k, _, _ = text.shape
         words = self.text_norm(self.text(text))
         tokens = self.output_tokens[...].astype(words.dtype)
@@ -406,19 +396,12 @@ class MaskDecoder(nnx.Module):
             assert visible is not None
             similarity = self.similarity(words, text_mask, visible)
 
-        if prompts is not None:
-            assert self.prompts is not None and self.prompt_frequencies is not None
-            prompt_tokens = self.prompts(prompts, self.prompt_frequencies[...], pixel_features)
-            # From here on they are words like others.
-            words = jnp.concatenate([words, prompt_tokens.astype(words.dtype)], axis=2)
-            text_mask = jnp.concatenate([text_mask, prompts.mask], axis=2)
-
         kernels_of_blocks: list[MaskKernels] = []
         levels = self._key_levels(image, coarse, pixel_features)
         for block, level in zip(self.blocks, levels, strict=True):
             # The masks of a block lead the attention of the next one, those of words the first.
             kernels = kernels_of_blocks[-1] if kernels_of_blocks else None
-            image_bias = self._image_bias(kernels, level.pixel_features, similarity, prompts)
+            image_bias = self._image_bias(kernels, level.pixel_features, similarity)
             tokens = block(tokens, words, text_mask, level.keys, level.positions, image_bias)
             kernels_of_blocks.append(self._kernels(self.norm(tokens[:, :, : self.num_masks])))
 
@@ -467,10 +450,9 @@ class MaskDecoder(nnx.Module):
         kernels: MaskKernels | None,
         grid_features: Float[Array, "b h w c"],
         similarity: Float[Array, "b k _h2 _w2"] | None,
-        prompts: Prompts | None,
     ) -> Float[Array, "b k _q _n"] | None:
-        """Attention logits of the image tokens from the amodal masks of a block, and from the box
-        of a prompt; 0 for the type token.
+        """Attention logits of the image tokens from the amodal masks of a block; 0 for the type
+        token.
 
         Before the first block there are no kernels: the similarity with words leads it, or nothing.
         """
@@ -480,9 +462,6 @@ class MaskDecoder(nnx.Module):
             _, masks = predict_masks(kernels, grid_features, similarity)
         elif similarity is not None:
             masks = resize_maps(similarity, size)[:, :, None]
-        if prompts is not None:
-            focus = MAX_ATTENTION_BIAS * box_focus(prompts, size)[:, :, None]
-            masks = focus if masks is None else masks + focus
         if masks is None:
             return None
         masks = jnp.broadcast_to(masks, (*masks.shape[:2], self.num_masks, size, size))

@@ -24,7 +24,6 @@ from r2sm_jax.models.mask_decoder import (
     make_kernels,
     predict_masks,
 )
-from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.sam_decoder import SamMaskDecoder
 
 # ImageNet's mean and deviation in 0..255, with which SAM, DINOv2 and most image encoders were
@@ -230,14 +229,9 @@ class R2SM(nnx.Module):
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
         calibration: Calibration = NOT_CALIBRATED,
-        prompts: Prompts | None = None,
     ) -> R2SMOutput:
-        """Once per query: masks, scores and mask type, calibrated.
-
-        `prompts` are read by a model with `DecoderConfig.prompts`. A query without words has a
-        `text_mask` that is False.
-        """
-        decoded = self.decode_kernels(image_features, text, text_mask, prompts)
+        """Once per query: masks, scores and mask type, calibrated."""
+        decoded = self.decode_kernels(image_features, text, text_mask)
 
         # A mask is the dot product of a kernel with the pixel features.
         modal, amodal = predict_masks(
@@ -276,7 +270,6 @@ class R2SM(nnx.Module):
         image_features: ImageFeatures,
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
-        prompts: Prompts | None = None,
     ) -> DecoderOutput:
         """The mask decoder's kernels and scores, which losses read; `decode` makes masks of
         them."""
@@ -284,12 +277,12 @@ class R2SM(nnx.Module):
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
         tokens, coarse, fine = image_features
         if isinstance(self.decoder, SamMaskDecoder):
-            decoded = self.decoder(tokens, fine, states, text_mask, prompts)
+            decoded = self.decoder(tokens, fine, states, text_mask)
         else:
             visible = None
             if self.config.decoder.similarity:
                 visible = self.dense_output(image_features).visible
-            decoded = self.decoder(tokens, coarse, fine, states, text_mask, visible, prompts)
+            decoded = self.decoder(tokens, coarse, fine, states, text_mask, visible)
         if not self.config.refines:
             return decoded
         refined_kernels = self.refine_kernels(

@@ -22,7 +22,6 @@ from r2sm_jax.models.mask_decoder import (
     fourier_features,
     grid_centres,
 )
-from r2sm_jax.models.prompts import PromptEncoder, Prompts
 
 
 class TwoWayBlock(nnx.Module):
@@ -87,9 +86,9 @@ class SamMaskDecoder(nnx.Module):
     """Words and image -> kernels of the fused mask and of N instance slots, and the pixel features
     of each query.
 
-    Words stand beside points and boxes, or in their place. Each mask token has a second MLP, for
-    the completing mask, and a presence logit. With three slots, and prompts without words, it
-    computes exactly SAM's four masks and IoUs.
+    Words stand in the place of SAM's points and boxes. Each mask token has a second MLP, for the
+    completing mask, and a presence logit. With three slots, and SAM's prompt tokens in place of
+    words, it computes exactly SAM's four masks and IoUs.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -116,7 +115,6 @@ class SamMaskDecoder(nnx.Module):
         self.last = Attention(d, decoder.heads, inner=d // 2, dtype=dtype, rngs=rngs)
         self.last_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
         self.upscale = SamUpscale(d, dtype=dtype, rngs=rngs)
-        self.prompts = PromptEncoder(d, dtype=dtype, rngs=rngs) if decoder.prompts else None
         options = {"dtype": dtype, "rngs": rngs, "activation": "relu"}
         self.modal = nnx.List([MLP((d, d, d, d // 8), **options) for _ in range(num_masks)])
         # Of the completing masks, as `MaskKernels` calls them; checkpoints have this name.
@@ -130,19 +128,9 @@ class SamMaskDecoder(nnx.Module):
         pixel_features: Float[Array, "b _h _w _c"],
         text: Float[Array, "b k t e"],
         text_mask: Bool[Array, "b k t"],
-        prompts: Prompts | None = None,
     ) -> DecoderOutput:
-        """`pixel_features` of the image are not used: each query makes its own. `prompts` need a
-        decoder that has them."""
-        words = self.text_norm(self.text(text))
-        if prompts is None:
-            return self.decode_prompts(image, words, text_mask)
-        assert self.prompts is not None
-        prompt_tokens = self.prompts(prompts, self.frequencies[...]).astype(words.dtype)
-        tokens = jnp.concatenate([words, prompt_tokens], axis=2)
-        return self.decode_prompts(
-            image, tokens, jnp.concatenate([text_mask, prompts.mask], axis=2)
-        )
+        """`pixel_features` of the image are not used: each query makes its own."""
+        return self.decode_prompts(image, self.text_norm(self.text(text)), text_mask)
 
     def decode_prompts(
         self,

@@ -16,7 +16,6 @@ from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.image_encoder import FrozenFeatures
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
-from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
 from r2sm_jax.progress import show_progress
 from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
@@ -87,10 +86,7 @@ def predict_for_training(
     # is None is computed here.
     frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
     image_features = model.encode_image(batch["image"], batch["image_mask"], frozen)
-    prompts = None
-    if "prompt_points" in batch:
-        prompts = Prompts(batch["prompt_points"], batch["prompt_kinds"])
-    decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"], prompts)
+    decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
 
     if model.head is not None:
         # Heads that read words alone learn from sentences of their own, some without an image. In
