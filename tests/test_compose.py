@@ -4,7 +4,6 @@ files."""
 import json
 import os
 import pickle
-import warnings
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -202,7 +201,7 @@ def test_some_pictures_stay_photos_outside_training(file):
     for index in range(NUM_PICTURES):
         sample = source[index]
         photo_index = source.photo_indices[index % len(source.photo_indices)]
-        photo = source.photos.read_photo(photo_index, SIZE)
+        photo = read_photo(source.photos, photo_index, SIZE)
         if not np.array_equal(sample.image, np.asarray(photo.image)):
             assert len(sample.instances) > 3 or any(hidden_shares(sample))
             continue
@@ -354,7 +353,7 @@ def ten_photos(file, tmp_path) -> Path:
 
 
 def test_ten_photos_are_enough_for_all_splits(ten_photos):
-    photos = PhotoFile(ten_photos)
+    photos = Photos(ten_photos)
     splits = {split: photos.photos_of_split(split) for split in ("train", "dev", "val")}
     assert sorted([*splits["train"], *splits["dev"], *splits["val"]]) == list(range(10))
     assert min(map(len, splits.values())) >= 2
@@ -369,7 +368,7 @@ def test_ten_photos_are_enough_for_all_splits(ten_photos):
 
 @pytest.mark.parametrize("num_complete", [0, 1])
 def test_where_hardly_anything_is_complete_the_rest_is_laid_over(num_complete, ten_photos):
-    keep = {index + 1 for index in PhotoFile(ten_photos).photos_of_split("train")[:num_complete]}
+    keep = {index + 1 for index in Photos(ten_photos).photos_of_split("train")[:num_complete]}
     records = json.loads(ten_photos.read_text())
     records["annotations"] = [
         a for a in records["annotations"] if a["id"] % 3 != 1 or a["image_id"] in keep
@@ -479,65 +478,16 @@ def test_wrong_lists_of_files_are_refused(two_files, tmp_path):
         ComposeSource(path, "train", 3, images=two_files[1].parent / "images", size=SIZE)
 
 
-def test_photos_that_are_in_two_files_are_told(file, tmp_path):
-    write_photos(tmp_path / "twin", 20)
-    with pytest.warns(UserWarning, match="20 photos are in more than one of the files"):
-        ComposeSource([file, tmp_path / "twin" / "instances.json"], "dev", 3, size=SIZE)
+def test_a_photo_of_two_files_is_on_one_side_of_every_split(file, tmp_path):
+    twin = write_photos(tmp_path / "twin", 20)
+    names = []
+    for split in ("train", "dev", "val"):
+        source = ComposeSource([file, twin], split, 200, size=SIZE)
+        names.append({source.photos.name_of(photo) for photo in source.photo_indices})
+    assert not names[0] & names[1] and not names[0] & names[2] and not names[1] & names[2]
 
 
-def test_copies_under_other_names_are_told_and_others_are_not(file, tmp_path):
-    """The first photo is the same content, the second the same file by a link; the third has the
-    name of another photo, and as many bytes."""
-    path = write_file(tmp_path / "more", 20, prefix="b", partial=False, classes=[*PHOTO_CLASSES])
-    folder = path.parent / "images"
-    for number in range(20):
-        photo = folder / f"b{number:03d}.jpg"
-        if number == 1:
-            photo.unlink()
-            photo.symlink_to(file.parent / "images" / "001.jpg")
-        elif number > 1:
-            photo.write_bytes(photo.read_bytes() + b"\0")
-    (folder / "b002.jpg").rename(folder / "002.jpg")
-    size = (file.parent / "images" / "002.jpg").stat().st_size
-    (folder / "002.jpg").write_bytes((folder / "002.jpg").read_bytes()[: size - 1] + b"\1")
-    records = json.loads(path.read_text())
-    records["images"][2]["file_name"] = "002.jpg"
-    path.write_text(json.dumps(records))
-    with pytest.warns(UserWarning, match="2 photos are in more than one") as warned:
-        ComposeSource([file, path], "dev", 3, size=SIZE)
-    (message,) = (str(w.message) for w in warned if "more than one" in str(w.message))
-    assert str(file) in message and str(path) in message and "b000.jpg" in message
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*more than one")
-        ComposeSource(file, "dev", 3, size=SIZE)
-
-
-def single_class_file(file: Path, folder: Path, **info: bool) -> Path:
-    """The photos of a file with the first object of each marked alone."""
-    records = json.loads(file.read_text())
-    first = {a["image_id"]: a for a in reversed(records["annotations"])}
-    path = folder / "single.json"
-    path.write_text(json.dumps(records | {"annotations": [*first.values()], "info": info}))
-    (folder / "images").symlink_to(file.parent / "images")
-    return path
-
-
-def test_a_file_that_seems_to_be_partial_is_told(file, tmp_path):
-    path = single_class_file(file, tmp_path)
-    with pytest.warns(UserWarning, match="90 of its 90 photos .*partial") as warned:
-        ComposeSource(path, "dev", 3, size=SIZE)
-    assert any(str(path) in str(w.message) for w in warned)
-
-
-@pytest.mark.parametrize("marked", [True, False])
-def test_a_file_that_says_so_or_marks_more_is_not_told(marked, file, tmp_path):
-    path = single_class_file(file, tmp_path, partial=True) if marked else file
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*single class")
-        ComposeSource(path, "dev", 3, size=SIZE)
-
-
-def test_names_in_no_lexicon_are_told_and_asked_for(file, tmp_path):
+def test_names_in_no_lexicon_are_asked_for(file, tmp_path):
     records = json.loads(file.read_text())
     for category, name in zip(
         records["categories"], ("dog", "qux", "flim flam", "cup"), strict=True
@@ -545,10 +495,7 @@ def test_names_in_no_lexicon_are_told_and_asked_for(file, tmp_path):
         category["name"] = name
     path = tmp_path / "odd.json"
     path.write_text(json.dumps(records))
-    with pytest.warns(
-        UserWarning, match=r"2 of its 4 classes are in no lexicon \(qux, flim flam\)"
-    ):
-        source = ComposeSource(path, "train", 12, size=SIZE, images=file.parent / "images")
+    source = ComposeSource(path, "train", 12, size=SIZE, images=file.parent / "images")
     texts = Counter[str]()
     for sample in (source[index] for index in range(12)):
         category_of = {instance.id: instance.category for instance in sample.instances}

@@ -20,13 +20,13 @@ from r2sm_jax.query import Query
 from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_CUTOUTS, Paster
 from r2sm_jax.synthetic.photos import (
     MAX_ZOOM,
-    Photo,
     PhotoCutout,
     PhotoObject,
     Photos,
     random_zoom,
+    read_photo,
 )
-from r2sm_jax.synthetic.pictures import ImageCache, count_pixels, paste_sprites
+from r2sm_jax.synthetic.pictures import paste_sprites
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.queries.nouns import display_name
 from r2sm_jax.synthetic.queries.write import (
@@ -45,7 +45,6 @@ MIN_TARGET_AREA = 0.004  # visible, of an object that a query refers to
 MIN_VISIBLE_AREA = 0.0006  # below it an object is ignored, as beyond `MAX_OCCLUSION`
 
 COLOUR_JITTER = 0.3  # largest relative change of brightness, contrast and saturation in training
-MAX_CACHE_BYTES = 256_000_000  # of photos
 NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
 MAX_ABSENT_RATIO = 3  # up to so many times as many with `hard_absent`
 
@@ -115,7 +114,6 @@ class ComposeSource(ProceduralSource):
         )
 
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
-        self._photo_cache = ImageCache[Photo](MAX_CACHE_BYTES, pixels_of_photo)
 
     def fingerprint(self) -> str:
         """Changes with all that the samples depend on, except their number."""
@@ -184,9 +182,7 @@ class ComposeSource(ProceduralSource):
         rng = np.random.default_rng((self.seed, number))
         index = self.photo_indices[number % SPLIT_STRIDE % len(self.photo_indices)]
         file = self.photos.file_of(index)
-        photo = self._photo_cache.get(
-            index, lambda: self.photos.read_photo(index, self._photo_side)
-        )
+        photo = read_photo(self.photos, index, self._photo_side)
         if self.is_training:
             photo = random_zoom(rng, photo, self.size)
 
@@ -286,8 +282,3 @@ def find_related(photos: Photos) -> RelatedNames:
 def _horizontal_position(instance: Instance) -> int:
     x0, _, x1, _ = masks.box(instance.modal)
     return x0 + x1
-
-
-def pixels_of_photo(photo: Photo) -> int:
-    """The size of a photo in a cache."""
-    return count_pixels(photo.image)

@@ -16,8 +16,15 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder, read_picture
-from r2sm_jax.synthetic.photos import Photo, PhotoCutout, PhotoFile, PhotoObject, Photos
-from r2sm_jax.synthetic.pictures import ImageCache, count_pixels, random_flip, rescale
+from r2sm_jax.synthetic.photos import (
+    Photo,
+    PhotoCutout,
+    PhotoFile,
+    PhotoObject,
+    Photos,
+    read_cutout,
+)
+from r2sm_jax.synthetic.pictures import random_flip, rescale
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.random_choice import choose, pick
 from r2sm_jax.synthetic.scenes.layout import Item, Layout, LayoutRules, PlacedItem
@@ -31,7 +38,6 @@ TRAIN_COUNT_SHARES = np.cumsum((0.2, 0.25, 0.25, 0.2, 0.1))
 MAX_ATTEMPTS = 8  # to paste one object
 
 MIN_CUTOUTS = 10  # complete objects that a training split should have
-MAX_CACHE_BYTES = 256_000_000  # of cut-outs
 MAX_STRETCH = 1.35  # by which a cut-out is scaled up or down, from its size in its photo
 FOLDER_SHARE = 0.3  # of the pasted objects, from the folder of cut-outs where one is given
 TONE_SHARE = 0.35  # how far the colours of a cut-out move to those of the photo below it
@@ -78,9 +84,6 @@ class Paster:
             ]
 
         self._cutout_side = round(MAX_STRETCH * size)
-        self._cutout_cache = ImageCache[tuple[Image.Image, np.ndarray]](
-            MAX_CACHE_BYTES, pixels_of_cutout
-        )
         self._rules = LayoutRules(
             hidden_range=(MIN_OCCLUSION + 0.01, MAX_OCCLUSION - 0.01),
             tolerance=0.03,
@@ -163,9 +166,7 @@ class Paster:
             cutout = (pool_of_class or pool).choose(rng, extent / self._size)
             if cutout.photo == index:
                 return False
-            picture, mean_colour = self._cutout_cache.get(
-                cutout, lambda: self._photos.read_cutout(cutout, self._cutout_side)
-            )
+            picture, mean_colour = read_cutout(self._photos, cutout, self._cutout_side)
             natural_extent = cutout.side * self._size
             extent = np.clip(extent, natural_extent / MAX_STRETCH, natural_extent * MAX_STRETCH)
             # What may be incomplete is not hidden on purpose: its amodal mask is unknown.
@@ -256,11 +257,6 @@ def is_unambiguous(
     """Whether an object's name is one of the classes, or no noun of a class could mean it by its
     words."""
     return name in classes or not any(noun <= words for noun in nouns)
-
-
-def pixels_of_cutout(cutout: tuple[Image.Image, np.ndarray]) -> int:
-    """The size of a picture of a cut-out, with its mean colour, in a cache."""
-    return count_pixels(cutout[0])
 
 
 def as_placed_item(photo_object: PhotoObject) -> PlacedItem:

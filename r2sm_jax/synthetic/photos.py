@@ -2,8 +2,6 @@
 
 import hashlib
 import math
-import warnings
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +20,7 @@ from r2sm_jax.data.validation import check_contradictions, check_records, is_ign
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
-from r2sm_jax.synthetic.queries.nouns import display_name, lexicon
+from r2sm_jax.synthetic.queries.nouns import display_name
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
 DEV_AND_VAL_SHARE = 0.25  # of the photos, by a hash of the file name
@@ -31,14 +29,13 @@ FEW_PHOTOS = 40
 """Of fewer, a hash may leave dev or val no photo, or one, over which no object of another photo can
 be laid. Each then has at least two, of fewer than eight photos one."""
 
-# A file in which so large a share of so many photos has a single class marked is perhaps partial.
-SINGLE_CLASS_SHARE = 0.9
-MIN_PHOTOS_TO_JUDGE = 20
-
 MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
 MIN_CUTOUT_AREA = 0.004  # share of the photo
 MAX_ZOOM = 1.8  # by which a part of a photo is enlarged in training
+# A photo has about a megabyte, a cut-out a tenth of it.
+NUM_PHOTOS_IN_MEMORY = 128
+NUM_CUTOUTS_IN_MEMORY = 1024
 MASK_THRESHOLD = 128  # of 255 of a pixel that its mask covers
 
 
@@ -105,27 +102,6 @@ class PhotoFile:
         self.is_partial = _is_partial(path, records)
         self._is_complete: dict[int, list[bool]] = {}
 
-    def photos_of_split(self, split: str) -> list[int]:
-        """The photos of a split, in the order of the file.
-
-        Train, dev and all other splits share none.
-        """
-        names = [record["file_name"] for record in self.dataset.images]
-        least = 1 if len(names) < 8 else 2
-        if len(names) >= FEW_PHOTOS:
-            dev_and_val = split_by_hash(names, DEV_AND_VAL_SHARE)
-            val = split_by_hash(sorted(dev_and_val), VAL_SHARE)
-        else:
-            dev_and_val = split_by_hash(names, DEV_AND_VAL_SHARE, least=2 * least)
-            val = split_by_hash(sorted(dev_and_val), VAL_SHARE, least=least)
-        if split == "train":
-            names_of_split = set(names) - dev_and_val
-        elif split == "dev":
-            names_of_split = dev_and_val - val
-        else:
-            names_of_split = val
-        return [index for index, name in enumerate(names) if name in names_of_split]
-
     def classes_at(self, index: int) -> set[str]:
         """The classes that a photo shows."""
         return set(map(display_name, self.dataset.categories_at(index)))
@@ -155,68 +131,6 @@ def _is_partial(path: Path, records: Mapping[str, Any]) -> bool:
 def _open_file(path: Path, images: str | PathLike[str] | None, stamp: Hashable) -> PhotoFile:
     """The splits of a run share one copy of a file; `stamp` changes when the file does."""
     return PhotoFile(path, images)
-
-
-@lru_cache(maxsize=16)
-def find_twins(files: tuple[PhotoFile, ...]) -> tuple[str, ...]:
-    """The names of photos that an earlier file has as well: the same image file, or a copy of it
-    under any name. Photos that are missing are left out."""
-    if len(files) < 2:
-        return ()
-    # Only what is of the same size, in bytes and in pixels, is read.
-    similar: dict[tuple[int, int, int], list[tuple[PhotoFile, Path]]] = defaultdict(list)
-    for file in files:
-        for index in range(len(file.dataset)):
-            try:
-                path = file.dataset.image_path(index).resolve()
-            except InputError:  # told where the photo is needed
-                continue
-            similar[path.stat().st_size, *file.dataset.size_at(index)].append((file, path))
-
-    twins = []
-    for candidates in similar.values():
-        if len({file for file, _ in candidates}) < 2:
-            continue
-        hashes = {path: _hash_of_file(path) for _, path in candidates}
-        first_of: dict[bytes, PhotoFile] = {}
-        for file, path in candidates:
-            if first_of.setdefault(hashes[path], file) is not file:
-                twins.append(path.name)
-    return tuple(sorted(twins))
-
-
-def _hash_of_file(path: Path) -> bytes:
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()
-
-
-@lru_cache(maxsize=16)
-def find_doubts(path: Path, file: PhotoFile) -> tuple[str, ...]:
-    """What may be wrong with a file, a sentence each: it seems to mark a part of what its photos
-    show and does not say so; it has names that no lexicon has."""
-    doubts = []
-    photos = [file.classes_at(index) for index in range(len(file.dataset))]
-    marked = [classes for classes in photos if classes]
-    num_single = sum(len(classes) == 1 for classes in marked)
-    if (
-        not file.is_partial
-        and len(file.classes) > 1
-        and len(marked) >= MIN_PHOTOS_TO_JUDGE
-        and num_single >= SINGLE_CLASS_SHARE * len(marked)
-    ):
-        doubts.append(
-            f"{path}: {num_single:,} of its {len(marked):,} photos have a single class marked; if "
-            'they show other things too, write "info": {"partial": true} into it, or queries call '
-            "what is there absent"
-        )
-    unknown = [name for name in file.classes if name not in lexicon().classes]
-    if unknown:
-        doubts.append(
-            f"{path}: {len(unknown):,} of its {len(file.classes):,} classes are in no lexicon "
-            f"({', '.join(unknown[:3])}); queries ask for them by that name alone, so it should be "
-            "one that people say"
-        )
-    return tuple(doubts)
 
 
 class Photos:
@@ -254,10 +168,6 @@ class Photos:
 
         # Photo -> its file and its index there.
         self._places = [(file, index) for file in self.files for index in range(len(file.dataset))]
-        self._warn_of_overlap()
-        for path, file in zip(self.paths, self.files, strict=True):
-            for doubt in find_doubts(path, file):
-                warnings.warn(doubt, stacklevel=3)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -276,28 +186,27 @@ class Photos:
         file, index = self._places[photo]
         return file.dataset.image_path(index)
 
-    def _warn_of_overlap(self) -> None:
-        """Warns of photos that are in two files, whose marks may contradict each other, and which
-        one may hold out and the other train on."""
-        twins = find_twins(tuple(self.files))
-        if twins:
-            warnings.warn(
-                f"{self.name}: {len(twins):,} photos are in more than one of the files "
-                f"({', '.join(twins[:3])}), so that some may be both trained on and held out; take "
-                "them out of all but one",
-                stacklevel=4,
-            )
-
     def photos_of_split(self, split: str) -> list[int]:
-        """The photos of a split, in the order of the files. Each file is divided for itself.
+        """The photos of a split, in the order of the files.
 
+        Train, dev and all other splits share no file name, also where it is in several files.
         Raises InputError where a photo of the split is missing, or the split has none.
         """
-        photos = []
-        start = 0
-        for file in self.files:
-            photos += [start + index for index in file.photos_of_split(split)]
-            start += len(file.dataset)
+        names = {self.name_of(photo) for photo in range(len(self))}
+        least_held_out, least_val = 1, 1
+        if len(names) < FEW_PHOTOS:
+            least_val = 1 if len(names) < 8 else 2
+            least_held_out = 2 * least_val
+        dev_and_val = split_by_hash(names, DEV_AND_VAL_SHARE, least=least_held_out)
+        val = split_by_hash(dev_and_val, VAL_SHARE, least=least_val)
+        if split == "train":
+            names_of_split = names - dev_and_val
+        elif split == "dev":
+            names_of_split = dev_and_val - val
+        else:
+            names_of_split = val
+
+        photos = [photo for photo in range(len(self)) if self.name_of(photo) in names_of_split]
         if not photos:
             raise InputError(
                 f"{self.name}: {len(self)} photos leave none for the split {split!r}; add photos, "
@@ -311,6 +220,16 @@ class Photos:
         """The instances of a photo with visible masks at its own size, and which are complete."""
         file, index = self._places[photo]
         return file.read_masks(index)
+
+    def open_image(self, photo: int) -> Image.Image:
+        """Opens a photo at its own size. Raises InputError as `Dataset.image_at`."""
+        file, index = self._places[photo]
+        return Image.fromarray(file.dataset.image_at(index))
+
+    def read_mask(self, cutout: PhotoCutout) -> masks.Mask:
+        """Reads the visible mask of a cut-out at the size of its photo."""
+        file, index = self._places[cutout.photo]
+        return masks.expand(file.dataset.rle_at(index, cutout.annotation).modal)
 
     def find_cutouts(self, photos: Sequence[int]) -> list[PhotoCutout]:
         """The objects of some photos that are large enough to be pasted, in the order of the files.
@@ -341,57 +260,59 @@ class Photos:
     def _hash_of_name(self, photo: int) -> bytes:
         return hashlib.sha256(self.name_of(photo).encode()).digest()
 
-    def read_photo(self, photo: int, side: int) -> Photo:
-        """A photo, its longer side `side`.
 
-        Raises InputError for one that is damaged or not the annotated one.
-        """
-        file, index = self._places[photo]
-        image = Image.fromarray(file.dataset.image_at(index))
-        image = rescale(image, side / max(image.size), reducing_gap=3.0)
-        objects = []
-        for instance, complete in zip(*self.read_masks(photo), strict=True):
-            sprite = cut_sprite(image, instance.modal, image.size)
-            if sprite is not None:
-                category = display_name(instance.category)
-                objects.append(PhotoObject(category, sprite, complete, instance.ignore))
-        return Photo(image, tuple(objects), mean_colour(image))
+@lru_cache(maxsize=NUM_PHOTOS_IN_MEMORY)
+def read_photo(photos: Photos, photo: int, side: int) -> Photo:
+    """Reads a photo, its longer side `side`.
 
-    def read_cutout(
-        self, cutout: PhotoCutout, photo_side: int | None = None
-    ) -> tuple[Image.Image, np.ndarray]:
-        """The RGBA picture of a cut-out with soft edges, and the mean colour `[3]` of its photo.
+    Raises InputError for one that is damaged or not the annotated one.
+    """
+    image = photos.open_image(photo)
+    image = rescale(image, side / max(image.size), reducing_gap=3.0)
+    objects = []
+    for instance, complete in zip(*photos.read_masks(photo), strict=True):
+        sprite = cut_sprite(image, instance.modal, image.size)
+        if sprite is not None:
+            category = display_name(instance.category)
+            objects.append(PhotoObject(category, sprite, complete, instance.ignore))
+    return Photo(image, tuple(objects), mean_colour(image))
 
-        `photo_side` is the longer side to which the photo would be scaled; by default it keeps its
-        size.
-        """
-        file, index = self._places[cutout.photo]
-        image = Image.fromarray(file.dataset.image_at(index))
-        mask = masks.expand(file.dataset.rle_at(index, cutout.annotation).modal)
-        radius = max(0.7, 0.0022 * max(mask.shape))
 
-        # A blur changes nothing further away from the mask than `margin`.
-        margin = math.ceil(3 * radius) + 3
-        x0, y0, x1, y1 = masks.box(mask)
-        box = (
-            max(0, x0 - margin),
-            max(0, y0 - margin),
-            min(image.width, x1 + margin),
-            min(image.height, y1 + margin),
-        )
-        mask = mask[box[1] : box[3], box[0] : box[2]]
-        alpha = Image.fromarray(mask.astype(np.uint8) * 255)
-        alpha = alpha.filter(ImageFilter.GaussianBlur(radius))
+@lru_cache(maxsize=NUM_CUTOUTS_IN_MEMORY)
+def read_cutout(
+    photos: Photos, cutout: PhotoCutout, photo_side: int | None = None
+) -> tuple[Image.Image, np.ndarray]:
+    """Reads the RGBA picture of a cut-out with soft edges, and the mean colour `[3]` of its photo.
 
-        # The outline moves inwards by about a pixel, since annotators' outlines include some of the
-        # background.
-        alpha = alpha.point([min(255, max(0, 2 * value - 160)) for value in range(256)])
-        picture = image.crop(box)
-        picture.putalpha(alpha)
-        picture = crop_to_object(picture)
-        if photo_side is not None:
-            picture = rescale(picture, min(1.0, photo_side / max(image.size)), reducing_gap=3.0)
-        return picture, mean_colour(image)
+    `photo_side` is the longer side to which the photo would be scaled; by default it keeps its
+    size.
+    """
+    image = photos.open_image(cutout.photo)
+    mask = photos.read_mask(cutout)
+    radius = max(0.7, 0.0022 * max(mask.shape))
+
+    # A blur changes nothing further away from the mask than `margin`.
+    margin = math.ceil(3 * radius) + 3
+    x0, y0, x1, y1 = masks.box(mask)
+    box = (
+        max(0, x0 - margin),
+        max(0, y0 - margin),
+        min(image.width, x1 + margin),
+        min(image.height, y1 + margin),
+    )
+    mask = mask[box[1] : box[3], box[0] : box[2]]
+    alpha = Image.fromarray(mask.astype(np.uint8) * 255)
+    alpha = alpha.filter(ImageFilter.GaussianBlur(radius))
+
+    # The outline moves inwards by about a pixel, since annotators' outlines include some of the
+    # background.
+    alpha = alpha.point([min(255, max(0, 2 * value - 160)) for value in range(256)])
+    picture = image.crop(box)
+    picture.putalpha(alpha)
+    picture = crop_to_object(picture)
+    if photo_side is not None:
+        picture = rescale(picture, min(1.0, photo_side / max(image.size)), reducing_gap=3.0)
+    return picture, mean_colour(image)
 
 
 def mean_colour(image: Image.Image) -> np.ndarray:

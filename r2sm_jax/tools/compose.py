@@ -12,7 +12,7 @@ from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.paste import MIN_CUTOUTS
-from r2sm_jax.synthetic.photos import Photos
+from r2sm_jax.synthetic.photos import Photos, read_cutout
 from r2sm_jax.tools.records import (
     Collector,
     ImageRecord,
@@ -137,7 +137,7 @@ def cutouts(
         name = f"{'_'.join(photo.parts)}_{cutout.annotation}.png"
         while name in index:  # of p.jpg and p.png, or of a/b.jpg and a_b.jpg
             name = f"_{name}"
-        _save(photos.read_cutout(cutout)[0], out / name, overwrite)
+        _save(read_cutout(photos, cutout)[0], out / name, overwrite)
         index[name] = {"file": name, "label": cutout.category}
     with atomic_write(out / "index.json", overwrite) as part:
         content = json.dumps([*index.values()], ensure_ascii=False)
