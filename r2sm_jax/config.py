@@ -346,13 +346,6 @@ class DataConfig:
     same data."""
     queries: int = 8
     """Queries per image and step."""
-    hard_absent: bool = False
-    """Ask for one to three things that a composed photograph lacks, in place of one, in training;
-    mostly for such as occur with what is there, or are of the same supercategory."""
-    same_class_occluders: float = 0.0
-    """Share of the objects that are laid over others of composed photographs, in training, that are
-    of the class of what they hide, where there is such a cut-out. The class alone does not tell
-    these two apart: place, size and relation do."""
     instances: int = 8
     """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
@@ -558,11 +551,6 @@ def check_config(config: Config) -> Config:
         )
     if not 0 <= data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none")
-    if not 0 <= data.same_class_occluders <= 1:
-        raise InputError(
-            f"--data.same-class-occluders {data.same_class_occluders} is not a share in [0, 1]; "
-            "0 = as chance has it"
-        )
     slots = config.model.decoder.slots
     if slots > data.instances:
         raise InputError(

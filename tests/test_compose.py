@@ -34,7 +34,9 @@ from r2sm_jax.synthetic.photos import (
     Photo,
     PhotoFile,
     PhotoObject,
+    Photos,
     random_zoom,
+    read_photo,
 )
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.scenes.layout import mask_in_picture

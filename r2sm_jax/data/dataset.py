@@ -320,11 +320,6 @@ class Dataset:
             queries=self.queries_at(index),
         )
 
-    def categories_at(self, index: int) -> set[str]:
-        """The categories of the instances of image `index`."""
-        annotations = self.annotations_at(index)
-        return {self._names[annotation["category_id"]] for annotation in annotations}
-
     def size_at(self, index: int) -> tuple[int, int]:
         """Height and width of image `index`, as the file states them."""
         record = self.images[index]

@@ -36,7 +36,6 @@ from r2sm_jax.synthetic.queries.write import (
     write_absent_queries,
     write_queries,
 )
-from r2sm_jax.synthetic.related import RelatedNames
 from r2sm_jax.synthetic.scenes.layout import mask_in_picture
 from r2sm_jax.synthetic.scenes.scene import Scene, describe_objects, forbidden_targets
 
@@ -46,7 +45,6 @@ MIN_VISIBLE_AREA = 0.0006  # below it an object is ignored, as beyond `MAX_OCCLU
 
 COLOUR_JITTER = 0.3  # largest relative change of brightness, contrast and saturation in training
 NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
-MAX_ABSENT_RATIO = 3  # up to so many times as many with `hard_absent`
 
 
 class ComposeSource(ProceduralSource):
@@ -68,8 +66,6 @@ class ComposeSource(ProceduralSource):
         *,
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
-        hard_absent: bool = False,
-        same_class_occluders: float = 0.0,
         **options: int,
     ):
         """`count` pictures, or one for each photo, of the photos of one or more files.
@@ -77,9 +73,7 @@ class ComposeSource(ProceduralSource):
         Their longer side is `size`.
 
         Photos are in the folder `images` or beside their file. `cutouts` is a folder of more
-        objects for training. With `hard_absent` training asks for more things that are not there,
-        and for such as could be. `same_class_occluders` is the share of what is laid over objects
-        in training that is of their class, where there is such a cut-out.
+        objects for training.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
         training photos without a complete object. Warns of few.
@@ -93,7 +87,6 @@ class ComposeSource(ProceduralSource):
 
         folder = Path(cutouts) if cutouts is not None and self.is_training else None
         self.cutouts = self._find_cutouts(has_folder=folder is not None)
-        self.related = find_related(self.photos) if hard_absent and self.is_training else None
 
         self.paster = Paster(
             self.photos,
@@ -101,7 +94,6 @@ class ComposeSource(ProceduralSource):
             size=self.size,
             is_training=self.is_training,
             folder=folder,
-            same_class_share=same_class_occluders if self.is_training else 0.0,
         )
 
         folder_classes = [cutout.item.category for cutout in self.paster.folder_cutouts]
@@ -114,15 +106,6 @@ class ComposeSource(ProceduralSource):
         )
 
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
-
-    def fingerprint(self) -> str:
-        """Changes with all that the samples depend on, except their number."""
-        fingerprint = super().fingerprint()
-        if self.related is not None:
-            fingerprint += " hard absent"
-        if self.paster.same_class_share > 0:
-            fingerprint += f" same class {self.paster.same_class_share}"
-        return fingerprint
 
     def _choose_photos(self, count: int | None) -> list[int]:
         """The photos of the split: in the order of the files, or at random if not all are used."""
@@ -209,8 +192,7 @@ class ComposeSource(ProceduralSource):
     def write_queries(
         self, scene: Scene, rng: np.random.Generator, first_id: int
     ) -> tuple[Query, ...]:
-        """As for all scenes, and some without a target: 1 of 8 in training, with `hard_absent` 1 to
-        3; all in `val_absent`."""
+        """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""
         num_absent = 0
         if self.split == ABSENT_SPLIT:
             num_absent = self.queries
@@ -219,14 +201,9 @@ class ComposeSource(ProceduralSource):
 
         present = {display_name(instance.category) for instance in scene.instances}
         absent = [name for name in scene.marked_classes if name not in present]
-        weights = None
-        if self.related is not None:
-            num_absent *= int(rng.integers(1, 1 + MAX_ABSENT_RATIO))
-            weights = self.related.weights(absent, present)
         absent_queries = write_absent_queries(
             scene.facts,
             absent,
-            weights=weights,
             rng=rng,
             count=num_absent,
             split=SPLITS[self.split],
@@ -266,17 +243,6 @@ class ComposeSource(ProceduralSource):
             if number < len(pasted):  # masks of the photo are visible parts: they hide nothing
                 covered |= mask
         return instances
-
-
-def find_related(photos: Photos) -> RelatedNames:
-    """What occurs together in the training photos of the files that mark all of their classes."""
-    classes = []
-    kinds: dict[str, str] = {}
-    for file in photos.files:
-        if not file.is_partial:
-            classes += [file.classes_at(index) for index in file.photos_of_split("train")]
-            kinds |= file.kinds
-    return RelatedNames(classes, kinds)
 
 
 def _horizontal_position(instance: Instance) -> int:

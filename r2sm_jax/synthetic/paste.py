@@ -1,8 +1,7 @@
 """What is laid over a photo, and where: cut-outs of other photos, each over a complete object.
 
 Cut-outs are of other photos of the same split, about as large as they are there. In training some
-can be of a folder of cut-outs (cutouts.py), for names that the photos do not have, and some
-of the class of what they hide.
+can be of a folder of cut-outs (cutouts.py), for names that the photos do not have.
 """
 
 from collections import Counter
@@ -49,8 +48,6 @@ class Paster:
     Attributes:
         pools: What can be laid over the photos of each file.
         folder_cutouts: What can be laid over all photos, of a folder of cut-outs.
-        same_class_share: Share of what is laid over objects that is of their class, where there is
-            such a cut-out.
     """
 
     def __init__(
@@ -61,7 +58,6 @@ class Paster:
         size: int,
         is_training: bool,
         folder: Path | None = None,
-        same_class_share: float = 0.0,
     ):
         """`cutouts` of `photos`, and those of `folder`, over pictures whose longer side is `size`.
 
@@ -71,7 +67,6 @@ class Paster:
         self._size = size
         self._is_training = is_training
         self.pools = {file: make_pool(file, cutouts) for file in photos.files}
-        self.same_class_share = same_class_share
 
         self.folder_cutouts: list[CutoutFile] = []
         if folder is not None:
@@ -110,11 +105,8 @@ class Paster:
             if num_below == 0:
                 count += 1
             for _ in range(count):
-                # Without the option nothing is drawn, so that pictures stay the same. One draw for
-                # all attempts: otherwise what fits more often would be there more often.
-                same_class = self.same_class_share > 0 and rng.random() < self.same_class_share
                 for _ in range(MAX_ATTEMPTS):
-                    if self._paste_object(rng, layout, photo, index, same_class=same_class):
+                    if self._paste_object(rng, layout, photo, index):
                         break
 
         return [
@@ -128,17 +120,10 @@ class Paster:
         ]
 
     def _paste_object(
-        self,
-        rng: np.random.Generator,
-        layout: Layout,
-        photo: Photo,
-        index: int,
-        *,
-        same_class: bool,
+        self, rng: np.random.Generator, layout: Layout, photo: Photo, index: int
     ) -> bool:
         """Places a cut-out over an object that may be hidden, or beside all if there is none.
 
-        With `same_class` it is of the class of that object, where another photo has such a cut-out.
         Returns whether it fits.
         """
         target = layout.choose_object_to_hide(rng)
@@ -149,11 +134,7 @@ class Paster:
             extent *= 0.8 + 0.4 * share
 
         pool = self.pools[self._photos.file_of(index)]
-        pool_of_class = None
-        if same_class and target is not None:
-            pool_of_class = pool.of_class(layout.placed[target].item.category, index)
-
-        if pool_of_class is None and self.folder_cutouts and rng.random() < FOLDER_SHARE:
+        if self.folder_cutouts and rng.random() < FOLDER_SHARE:
             file = pick(rng, self.folder_cutouts)
             item = Item(file.item.category, {})
             picture = read_picture(file.path, self._size)
@@ -163,7 +144,7 @@ class Paster:
         else:
             if not pool.cutouts:
                 return False
-            cutout = (pool_of_class or pool).choose(rng, extent / self._size)
+            cutout = pool.choose(rng, extent / self._size)
             if cutout.photo == index:
                 return False
             picture, mean_colour = read_cutout(self._photos, cutout, self._cutout_side)
@@ -202,16 +183,6 @@ class CutoutPool:
         frequency = Counter(cutout.category for cutout in self.cutouts)
         weights = [frequency[cutout.category] ** -0.5 for cutout in self.cutouts]
         self._cumulative_weights = np.cumsum([0.0, *weights])
-        self._pools: dict[str, CutoutPool] = {}  # of single classes, made when they are needed
-
-    def of_class(self, category: str, but_photo: int) -> "CutoutPool | None":
-        """The cut-outs of a class; None if there are none of other photos than this one."""
-        if category not in self._pools:
-            cutouts = [cutout for cutout in self.cutouts if cutout.category == category]
-            self._pools[category] = CutoutPool(cutouts)
-        pool = self._pools[category]
-        has_others = any(cutout.photo != but_photo for cutout in pool.cutouts)
-        return pool if has_others else None
 
     def choose(self, rng: np.random.Generator, side: float) -> PhotoCutout:
         """One of about this longer side, in longer sides of the photo."""

@@ -78,7 +78,6 @@ class PhotoFile:
     Attributes:
         dataset: The content of the file.
         classes: The names of its categories, as queries say them.
-        kinds: Class -> its supercategory, where the file has one.
         is_partial: Whether its photos also show things that are not marked
             (`"info": {"partial": true}`). They then give no queries for absent things.
     """
@@ -94,17 +93,8 @@ class PhotoFile:
             raise InputError(f"{path}: all annotations are ignored; {CROWD_REMEDY}")
         self.dataset = Dataset(path, records, images)
         self.classes = tuple(map(display_name, self.dataset.vocabulary["category"]))
-        self.kinds = {
-            display_name(category["name"]): str(category["supercategory"])
-            for category in records["categories"]
-            if category.get("supercategory")
-        }
         self.is_partial = _is_partial(path, records)
         self._is_complete: dict[int, list[bool]] = {}
-
-    def classes_at(self, index: int) -> set[str]:
-        """The classes that a photo shows."""
-        return set(map(display_name, self.dataset.categories_at(index)))
 
     def read_masks(self, index: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
         """The instances of a photo with visible masks at its own size, and which are complete."""

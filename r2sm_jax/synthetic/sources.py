@@ -100,8 +100,6 @@ def open_dataset(
         images_dir=data.images,
         backgrounds=data.backgrounds,
         cutouts=data.cutouts,
-        hard_absent=data.hard_absent,
-        same_class_occluders=data.same_class_occluders,
         need_images=need_images,
     )
 
@@ -117,8 +115,6 @@ def open_source(
     images_dir: str | PathLike[str] | None = None,
     backgrounds: str | PathLike[str] | None = None,
     cutouts: str | PathLike[str] | None = None,
-    hard_absent: bool = False,
-    same_class_occluders: float = 0.0,
     need_images: bool = True,
 ) -> Source:
     """Opens one split of a data source.
@@ -134,10 +130,6 @@ def open_source(
         images_dir: Folder of the images of a dataset file, or of the photos that are composed.
         backgrounds: Folder of photos behind cut-outs.
         cutouts: Folder of cut-outs that are put into composed photographs for training.
-        hard_absent: Whether training on composed photographs asks for more absent things, mostly
-            likely ones (`DataConfig`).
-        same_class_occluders: Share of what hides objects in composed photographs for training that
-            is of their class (`DataConfig`).
         need_images: False if a dataset file may be alone; its samples then have no image.
 
     Raises:
@@ -167,8 +159,6 @@ def open_source(
                 queries=queries,
                 images=images_dir,
                 cutouts=cutouts,
-                hard_absent=hard_absent,
-                same_class_occluders=same_class_occluders,
             )
 
         case SourceSpec("cutouts", Path() as path):

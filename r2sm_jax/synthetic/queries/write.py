@@ -140,12 +140,10 @@ def write_absent_queries(
     count: int,
     split: Split = "train",
     first_id: int = 0,
-    weights: Sequence[float] | None = None,
 ) -> tuple[Query, ...]:
     """Up to `count` queries for classes that the image does not have, half of either type.
 
-    They have no target. No noun is used that could mean one of the objects that are there. A class
-    is drawn with a probability in proportion to its weight; by default all are alike. An image
+    They have no target. No noun is used that could mean one of the objects that are there. An image
     without objects gets no queries.
     """
     if not objects:
@@ -153,11 +151,7 @@ def write_absent_queries(
 
     writer = _QueryWriter(objects, rng, split)
     by_text: dict[str, Query] = {}
-    order = rng.permutation(len(absent))
-    if weights is not None and len(absent):
-        shares = np.asarray(weights) / np.sum(weights)
-        order = rng.choice(len(absent), len(absent), replace=False, p=shares)
-    for k in order:
+    for k in rng.permutation(len(absent)):
         if len(by_text) == count:
             break
         mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
