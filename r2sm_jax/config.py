@@ -62,8 +62,8 @@ class VisionConfig:
     sam_frozen: bool = False
     """The weights of `sam` are not trained."""
     vit: str | None = None
-    """A published plain ViT (DINOv2, CLIP, SigLIP, TIPS): the `vit` encoder, or beside another one.
-    A folder or hf:owner/name; of TIPS tips-s14, tips-b14, tipsv2-b14 or an .npz file."""
+    """A published plain ViT (DINOv2, CLIP, SigLIP): the `vit` encoder, or beside another one.
+    A folder or hf:owner/name."""
     vit_frozen: bool = True
     """The weights of `vit` are not trained."""
     vit_grid: int = 0
@@ -177,53 +177,17 @@ class OutlinerConfig:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """The frozen language model, or two: with a text tower of TIPS, another one decides which mask
-    a sentence asks for."""
+    """The frozen language model."""
 
     name: str = MINILM
     """The default, a folder or hf:owner/name on the Hugging Face hub; BERT or decoder-only
-    (docs/weights.md). Or a text tower of TIPS: tips-s14, tips-b14, tipsv2-b14 or an .npz file."""
+    (docs/weights.md)."""
     layers: tuple[int, ...] = (2, 4, 6)
     """Hidden layers whose states are read; 0 = embeddings."""
     max_tokens: int = 64
     """Longer queries are cut, with a warning, since words about the mask type often stand last."""
     dim: int = 384
     """Width of the token states."""
-    decision_name: str | None = None
-    """The language model of the mask-type head where `name` is TIPS, as sentence-transformers/
-    all-MiniLM-L6-v2. Each of the two reads half of `max_tokens`."""
-    decision_layers: tuple[int, ...] = (2, 4, 6)
-    """Its hidden layers whose states are read."""
-    decision_dim: int = 384
-    """Width of its token states."""
-
-    @property
-    def num_decision_layers(self) -> int:
-        """The layers of token states that are of the mask-type head's own language model; they come
-        before those of `name`. 0 where both are one."""
-        return 0 if self.decision_name is None else len(self.decision_layers)
-
-    @property
-    def num_layers(self) -> int:
-        """All layers of token states."""
-        return self.num_decision_layers + len(self.layers)
-
-    @property
-    def state_dim(self) -> int:
-        """Width of the token states of the wider language model."""
-        return self.dim if self.decision_name is None else max(self.dim, self.decision_dim)
-
-    @property
-    def of_decision(self) -> "TextConfig":
-        """The language model that the mask-type head reads, as if it were the only one."""
-        if self.decision_name is None:
-            return self
-        return TextConfig(
-            name=self.decision_name,
-            layers=self.decision_layers,
-            max_tokens=self.max_tokens // 2,
-            dim=self.decision_dim,
-        )
 
 
 @dataclass(frozen=True)
@@ -515,7 +479,6 @@ MIN_VALUES = {
     "model.decoder.fine_dim": 1,
     "model.decoder.mlp_dim": 1,
     "model.text.dim": 1,
-    "model.text.decision_dim": 1,
     "data.seed": 0,
     "train.seed": 0,
     "optimizer.clip": 0,
@@ -534,10 +497,8 @@ def check_config(config: Config) -> Config:
             raise InputError(f"{flag} {value} is too small; it must be at least {least}")
     check_pretrained(config.model)
     check_sizes(config.model)
-    for name in ("layers", "decision_layers"):
-        if not getattr(config.model.text, name):
-            flag = f"--model.text.{name.replace('_', '-')}"
-            raise InputError(f"{flag} is empty; give hidden layers, such as 2 4 6")
+    if not config.model.text.layers:
+        raise InputError("--model.text.layers is empty; give hidden layers, such as 2 4 6")
 
     data = config.data
     if not 0 < data.crop <= 1:

@@ -275,12 +275,11 @@ def open_language_model(config: Config) -> TextStates:
         layers=text.layers,
         max_tokens=text.max_tokens,
         cache_dir=config.data.cache_dir,
-        decision=None if text.decision_name is None else text.of_decision,
     )
     texts.encoder.weights = shard_locally(config.distributed.fsdp, texts.encoder.weights)
-    if text.dim != texts.name_dim:
+    if text.dim != texts.dim:
         raise InputError(
-            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.name_dim}; "
+            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; "
             "give that"
         )
     return texts

@@ -76,14 +76,14 @@ def batch_shapes(config: Config) -> dict[str, Any]:
         "slot_targets": ((k, slots), jnp.int32),
         "is_amodal": ((k,), jnp.bool_),
         "query_mask": ((k,), jnp.bool_),
-        "text": ((k, t, text.num_layers, text.state_dim), jnp.float16),
+        "text": ((k, t, len(text.layers), text.dim), jnp.float16),
         "text_mask": ((k, t), jnp.bool_),
         "index": ((), jnp.int32),
     }
     if config.model.head in LEARNED:
         f = NUM_TYPE_SENTENCES
         shapes |= {
-            "type_text": ((f, type_t, text.num_layers, text.state_dim), jnp.float16),
+            "type_text": ((f, type_t, len(text.layers), text.dim), jnp.float16),
             "type_text_mask": ((f, type_t), jnp.bool_),
             "type_is_amodal": ((f,), jnp.bool_),
             "type_valid": ((f,), jnp.bool_),

@@ -53,7 +53,7 @@ from r2sm_jax.data.augment import (
     random_scale,
 )
 from r2sm_jax.data.prepare import Prepared, PreparedSource
-from r2sm_jax.data.tokenizer import NO_TOKEN, SentenceTokenizer
+from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Sentence
 
@@ -220,7 +220,7 @@ class TokenIds:
     """The `text_states` of an `ExampleBuilder` in training: token ids, which are replaced by states
     before a step reads them (encoded_batches.py; `make_text_encoder` in train.py)."""
 
-    tokenizer: SentenceTokenizer
+    tokenizer: QueryTokenizer
     memory: dict[str, list[int]] | None = None
     """The ids of all sentences so far; None where sentences do not come again."""
 

@@ -12,35 +12,22 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
 
-from r2sm_jax.config import MINILM, MatmulPrecision, TextConfig
+from r2sm_jax.config import MatmulPrecision, TextConfig
 from r2sm_jax.data.cache import digest
 from r2sm_jax.data.language_model import check_language_model, identify
 from r2sm_jax.data.text_cache import TextStateCache
-from r2sm_jax.data.tokenizer import (
-    NO_TOKEN,
-    PairedTokenizer,
-    QueryTokenizer,
-    SentenceTokenizer,
-    pad_ids,
-)
+from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer, pad_ids
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.hub import file_sha256, find_model, weights_sha256
+from r2sm_jax.models.hub import find_model, weights_sha256
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
-from r2sm_jax.models.text_encoder import (
-    PairedEncoder,
-    PairSizes,
-    TextEncoder,
-    load_text_encoder,
-    load_tips_text,
-)
-from r2sm_jax.models.tips import find_tips, find_tips_tokenizer
+from r2sm_jax.models.text_encoder import TextEncoder, load_text_encoder
 from r2sm_jax.progress import show_progress
 
 T = TypeVar("T", bound=Hashable)
@@ -76,7 +63,7 @@ class FrozenTextEncoder:
     """
 
     def __init__(self, encoder: TextEncoder, sha256: str, *, layers: tuple[int, ...]):
-        """`sha256` is that of the encoder's file, or of its two."""
+        """`sha256` is that of the encoder's weights."""
         self.sizes = encoder.sizes
         self.layers = layers
         self.sha256 = sha256
@@ -166,17 +153,12 @@ class TextStates:
     blocks (decoder-only models), each token state is divided by its root mean square: some sums are
     in the thousands, too large for float16 and for the heads. Threads may share it.
 
-    Of two language models (`PairedEncoder`) the layers l are those of the first and then those of
-    the second.
-
     Attributes:
-        folder: The folder of the language model; of two, that of the second.
+        folder: The folder of the language model.
         tokenizer: Sentences -> token ids.
         encoder: Token ids -> token states.
         cache: The states of all sentences so far.
         dim: Width of the states.
-        name_dim: How many of their channels are of the model that says what to look for.
-        decision_identity: Of two language models, `identify` of the mask-type head's.
     """
 
     def __init__(
@@ -187,50 +169,40 @@ class TextStates:
         max_tokens: int,
         cache_dir: str | None = None,
         tokenizer_sha256: str | None = None,
-        decision: TextConfig | None = None,
     ):
-        """Opens a language model by its name on the hub, or its folder; or a text tower of TIPS,
-        and beside it the language model `decision`, which the mask-type head reads.
+        """Opens a language model by its name on the hub, or its folder.
 
-        `max_tokens` is the limit of a sentence, of two language models together. `cache_dir` is a
-        folder of states that earlier runs computed; new ones are added. `tokenizer_sha256` is that
-        of a run, which makes opening its tokenizer faster. Raises InputError if a model cannot be
-        had or read, or does not have these layers or so many tokens; if TIPS is alone, or another
-        model is not.
+        `max_tokens` is the limit of a sentence. `cache_dir` is a folder of states that earlier runs
+        computed; new ones are added. `tokenizer_sha256` is that of a run, which makes opening its
+        tokenizer faster. Raises InputError if the model cannot be had or read, or does not have
+        these layers or so many tokens.
         """
-        tips = find_tips(name, "text", NAME_FLAG)
-        if tips is None:
-            if decision is not None:
-                raise InputError(
-                    f"--model.text.decision-name {decision.name} is for a text tower of TIPS, and "
-                    f"{NAME_FLAG} {name} is none; leave it out"
-                )
-            opened = open_model(
-                find_model(name, NAME_FLAG),
-                layers,
-                max_tokens,
-                name=name,
-                tokenizer_sha256=tokenizer_sha256,
-            )
-        elif decision is None:
+        self.folder = find_model(name, NAME_FLAG)
+        encoder = load_text_encoder(self.folder)
+        sizes = encoder.sizes
+        if not all(0 <= layer <= sizes.depth for layer in layers):
             raise InputError(
-                f"{NAME_FLAG} {name}: TIPS tells what to look for, not which mask a sentence asks "
-                f"for; give the head one that does, --model.text.decision-name {MINILM}"
+                f"--model.text.layers {layers}: {name} has the layers 0 to {sizes.depth}"
             )
-        else:
-            opened = open_pair(name, tips, layers, max_tokens, decision)
-        self.folder: Path = opened.folder
-        self.encoder = FrozenTextEncoder(opened.encoder, opened.sha256, layers=opened.layers)
-        self.tokenizer: SentenceTokenizer = opened.tokenizer
-        self.decision_identity = opened.decision_identity
+        if max_tokens > sizes.max_tokens:
+            raise InputError(
+                f"--model.text.max-tokens {max_tokens}: {name} reads at most {sizes.max_tokens} "
+                "tokens"
+            )
+        self.tokenizer = QueryTokenizer(
+            self.folder,
+            vocab_size=sizes.vocab_size,
+            max_tokens=max_tokens,
+            expected_sha256=tokenizer_sha256,
+        )
+        self.encoder = FrozenTextEncoder(encoder, weights_sha256(self.folder), layers=layers)
         # What the states of given token ids depend on. The tokenizer is not part of it.
-        model = digest("text", opened.sha256, opened.layers)
+        model = digest("text", self.sha256, layers)
         self.cache = TextStateCache(Path(cache_dir) if cache_dir else None, model)
 
         self.max_tokens = max_tokens
-        self.dim = opened.encoder.sizes.dim
-        self.layers = opened.layers
-        self.name_dim = opened.name_dim
+        self.dim = sizes.dim
+        self.layers = layers
         self._request_lengths = [n for n in REQUEST_LENGTHS if n < max_tokens]
         self._request_lengths.append(max_tokens)
         # Sentences of requests, the oldest first.
@@ -364,10 +336,7 @@ class TextStates:
         self.encode(names)
         vectors = []
         for name in names:
-            states = self.states_of(name)[:, -1, : self.name_dim].astype(np.float32)
-            if self.decision_identity is not None:
-                # On the last layer the tokens of the mask-type head's model are 0.
-                states = states[states.any(-1)]
+            states = self.states_of(name)[:, -1].astype(np.float32)
             vectors.append(states.mean(0) if self.encoder.sizes.pool == "mean" else states[-1])
 
         pooled = np.stack(vectors)
@@ -395,105 +364,6 @@ class TextStates:
         return {sentence: ids for sentence, ids in token_ids.items() if sentence not in loaded}
 
 
-class OpenedModel(NamedTuple):
-    """A language model with its tokenizer, or two as one."""
-
-    folder: Path
-    encoder: TextEncoder
-    sha256: str
-    """Of the weights."""
-    layers: tuple[int, ...]
-    tokenizer: SentenceTokenizer
-    name_dim: int
-    """Channels of the states that say what a sentence names."""
-    decision_identity: dict[str, str | None] | None = None
-    """Of two language models, `identify` of the first."""
-
-
-def open_model(
-    folder: Path,
-    layers: tuple[int, ...],
-    max_tokens: int,
-    *,
-    name: str,
-    flags: str = "--model.text.",
-    tokenizer_sha256: str | None = None,
-) -> OpenedModel:
-    """Opens the language model of a folder. `flags` are where its name, layers and tokens were
-    given. Raises InputError if it cannot be read, or lacks these layers or so many tokens."""
-    encoder = load_text_encoder(folder)
-    sizes = encoder.sizes
-    assert not isinstance(sizes, PairSizes)  # for the type checker: a folder has one model
-    check_layers(layers, sizes.depth, folder, f"{flags}layers")
-    if max_tokens > sizes.max_tokens:
-        raise InputError(
-            f"--model.text.max-tokens {max_tokens}: {name} reads at most {sizes.max_tokens} tokens"
-        )
-    tokenizer = QueryTokenizer(
-        folder,
-        vocab_size=sizes.vocab_size,
-        max_tokens=max_tokens,
-        expected_sha256=tokenizer_sha256,
-    )
-    return OpenedModel(folder, encoder, weights_sha256(folder), layers, tokenizer, sizes.dim)
-
-
-def open_pair(
-    name: str,
-    tips: Path,
-    layers: tuple[int, ...],
-    max_tokens: int,
-    decision: TextConfig,
-) -> OpenedModel:
-    """Opens the text tower `tips` of the TIPS `name`, and beside it the language model that the
-    mask-type head reads. Each reads half of `max_tokens`. Raises InputError as `open_model`."""
-    flag = "--model.text.decision-name"
-    first = open_model(
-        find_model(decision.name, flag),
-        decision.layers,
-        decision.max_tokens,
-        name=decision.name,
-        flags="--model.text.decision-",
-    )
-    if first.encoder.sizes.dim != decision.dim:
-        raise InputError(
-            f"--model.text.decision-dim {decision.dim}: {decision.name} has token states of width "
-            f"{first.encoder.sizes.dim}; give that"
-        )
-    second = load_tips_text(tips)
-    check_layers(layers, second.sizes.depth, tips, "--model.text.layers")
-    each = max_tokens // 2
-    if each > second.sizes.max_tokens:
-        raise InputError(
-            f"--model.text.max-tokens {max_tokens}: each of two language models reads half of "
-            f"them, and {name} reads at most {second.sizes.max_tokens}"
-        )
-    tokenizer = QueryTokenizer(
-        find_tips_tokenizer(name, tips, NAME_FLAG),
-        vocab_size=second.sizes.vocab_size,
-        max_tokens=each,
-    )
-    encoder = PairedEncoder(first.encoder, second, num_first_layers=len(decision.layers))
-    assert isinstance(first.tokenizer, QueryTokenizer)  # for the type checker
-    return OpenedModel(
-        tips.parent,
-        encoder,
-        digest("pair", first.sha256, file_sha256(tips)),
-        (*decision.layers, *layers),
-        PairedTokenizer(
-            first.tokenizer, tokenizer, first_vocab_size=first.encoder.sizes.vocab_size
-        ),
-        second.sizes.dim,
-        identify(first.folder, first.sha256, first.tokenizer.sha256),
-    )
-
-
-def check_layers(layers: tuple[int, ...], depth: int, source: Path, flag: str) -> None:
-    """Raises InputError if a language model does not have these layers."""
-    if not all(0 <= layer <= depth for layer in layers):
-        raise InputError(f"{flag} {layers}: {source} has the layers 0 to {depth}")
-
-
 def open_language_model(
     text: TextConfig, name: str, trained: Mapping[str, Any], user: str
 ) -> TextStates:
@@ -510,7 +380,6 @@ def open_language_model(
         layers=text.layers,
         max_tokens=text.max_tokens,
         tokenizer_sha256=trained.get("tokenizer_sha256"),
-        decision=None if text.decision_name is None else text.of_decision,
     )
     check_language_model(texts.folder, texts.identity, trained, user)
     return texts

@@ -5,12 +5,10 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from string import ascii_uppercase
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int
-from tokenizers import Encoding, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Encoding, Tokenizer
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES
@@ -19,8 +17,6 @@ POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """Polite words at the start of a sentence. They do not change what it asks for."""
 NO_TOKEN = -1
 """Takes the place of padding among token ids: 0 is a word of some language models."""
-UNIGRAM = 1
-"""The kind of a SentencePiece model, in its file."""
 SENTENCES_AT_ONCE = 10_000
 """An encoding of the tokenizer takes 2.6 kB, of which little is needed."""
 PROBE = (
@@ -41,19 +37,6 @@ def read_part(sentence: str) -> str:
     return sentence[start:].rstrip(". ") or sentence
 
 
-@runtime_checkable
-class SentenceTokenizer(Protocol):
-    """What turns sentences into token ids: a `QueryTokenizer`, or a `PairedTokenizer`."""
-
-    max_tokens: int
-    sha256: str
-    truncated: set[str]
-
-    def __call__(self, sentences: Sequence[str]) -> list[list[int]]: ...
-
-    def cut_off(self, sentence: str) -> str: ...
-
-
 class QueryTokenizer:
     """Turns sentences into token ids, up to a limit.
 
@@ -66,22 +49,19 @@ class QueryTokenizer:
     def __init__(
         self, folder: Path, *, vocab_size: int, max_tokens: int, expected_sha256: str | None = None
     ):
-        """Opens the tokenizer of a model folder, or TIPS's file of sentence pieces.
+        """Opens the tokenizer of a model folder.
 
         Args:
-            folder: the folder, or the file.
+            folder: the folder.
             expected_sha256: of the tokenizer that a run was trained with. If the file
                 tokenizer.json alone gives that one, `transformers` is not imported, which takes two
                 seconds.
 
         Raises InputError if the tokenizer is missing or does not belong to the model.
         """
-        if folder.is_dir():
-            tokenizer = read_tokenizer_file(folder, expected_sha256)
-            if tokenizer is None:
-                tokenizer = load_tokenizer(folder, vocab_size)
-        else:
-            tokenizer = read_sentence_pieces(folder, vocab_size)
+        tokenizer = read_tokenizer_file(folder, expected_sha256)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(folder, vocab_size)
         self.sha256 = hash_tokenizer(tokenizer)
         tokenizer.enable_truncation(max_tokens)
         self._tokenizer = tokenizer
@@ -120,95 +100,6 @@ class QueryTokenizer:
     def _encode(self, sentences: Sequence[str]) -> Sequence[Encoding]:
         """Encodings up to the limit; the rest of a longer sentence is in `overflowing`."""
         return self._tokenizer.encode_batch([read_part(sentence) for sentence in sentences])
-
-
-class PairedTokenizer:
-    """Turns sentences into the token ids of two language models, one after the other.
-
-    Attributes:
-        max_tokens: The limit for both together.
-        sha256: Hash of what both tokenizers do.
-        truncated: The sentences that either cut.
-    """
-
-    def __init__(self, first: QueryTokenizer, second: QueryTokenizer, *, first_vocab_size: int):
-        """The ids of the second one start after the vocabulary of the first model."""
-        self._first = first
-        self._second = second
-        self._first_vocab_size = first_vocab_size
-        self.max_tokens = first.max_tokens + second.max_tokens
-        self.sha256 = sha256(f"{first.sha256} {second.sha256}".encode()).hexdigest()
-        # One set, since threads may tokenize at the same time.
-        self.truncated: set[str] = set()
-        first.truncated = self.truncated
-        second.truncated = self.truncated
-
-    def __call__(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each sentence, and remembers which sentences were cut."""
-        ids = []
-        for first, second in zip(self._first(sentences), self._second(sentences), strict=True):
-            ids.append(first + [self._first_vocab_size + number for number in second])
-        return ids
-
-    def cut_off(self, sentence: str) -> str:
-        """The words at the end of a sentence that either does not read."""
-        return max(self._first.cut_off(sentence), self._second.cut_off(sentence), key=len)
-
-
-def read_sentence_pieces(file: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a SentencePiece file of the unigram kind, as TIPS uses it: in lower case,
-    without tokens at the start and the end.
-
-    Raises InputError if the file is missing, damaged or of another kind, or has more pieces than
-    the model has embeddings.
-    """
-    from transformers.convert_slow_tokenizer import import_protobuf
-
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{file}: cannot be read ({error.strerror}); put TIPS's tokenizer.model there"
-        ) from None
-    protobuf: Any = import_protobuf()  # its module is made of what it reads
-    model = protobuf.ModelProto()
-    try:
-        model.ParseFromString(content)
-    except Exception as error:  # protobuf's own, which has no public name for all of its versions
-        raise InputError(f"{file}: not a SentencePiece file ({error}); download it again") from None
-    if not model.pieces or model.trainer_spec.model_type != UNIGRAM:
-        raise InputError(
-            f"{file}: not a SentencePiece file of the unigram kind; give TIPS's tokenizer.model"
-        )
-    if len(model.pieces) > vocab_size:
-        raise InputError(
-            f"{file}: it has {len(model.pieces)} pieces, the model {vocab_size} embeddings; take "
-            "the tokenizer that belongs to it"
-        )
-
-    pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    tokenizer = Tokenizer(
-        models.Unigram(
-            pieces,
-            unk_id=model.trainer_spec.unk_id,
-            byte_fallback=model.trainer_spec.byte_fallback,
-        )
-    )
-    # As SentencePiece's normalizer does it (its normalizer_spec), after TensorFlow's lower-casing,
-    # which knows ASCII alone.
-    steps: list[normalizers.Normalizer] = []
-    for letter in ascii_uppercase:
-        steps.append(normalizers.Replace(letter, letter.lower()))
-    spec = model.normalizer_spec
-    if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="always" if spec.add_dummy_prefix else "never", split=False
-    )
-    return tokenizer
 
 
 def hash_tokenizer(tokenizer: Tokenizer) -> str:

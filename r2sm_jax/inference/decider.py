@@ -223,8 +223,8 @@ def _decider_of_run(folder: Path, checkpoint: str) -> Decider:
         return Decider(config.head)
     stored = restore_weights(folder, checkpoint=checkpoint)
     inputs = read_inputs(folder)
-    language_model = inputs.get("decision_language_model", inputs.get("language_model", {}))
-    text = config.text.of_decision
+    language_model = inputs.get("language_model", {})
+    text = config.text
     texts = open_states(text, text.name, language_model, f"the run {folder}")
     weights = {}
     for key, value in flat_weights(stored.params["head"]).items():

@@ -6,7 +6,6 @@ from typing import Any
 
 from huggingface_hub.errors import HTTPError
 
-from r2sm_jax.config import TextConfig
 from r2sm_jax.errors import InputError, refuse_dangling
 from r2sm_jax.models.hub import HUB, MODEL_FILES, download, file_sha256
 
@@ -27,16 +26,6 @@ FILES += tuple(f"{LANGUAGE_MODEL}/{name}" for name in MODEL_FILES)
 RELEASED = Path(__file__).parents[1] / "released"
 """Exports that this package brings along, in folders by name."""
 REMEDY = "export the run again or download the export again"
-
-
-def check_language_models(text: TextConfig) -> None:
-    """Raises InputError for a model that reads two language models: the files have room for one."""
-    if text.decision_name is not None:
-        raise InputError(
-            f"a model with two language models, --model.text.name {text.name} and "
-            f"--model.text.decision-name {text.decision_name}, cannot be exported; use its run "
-            "folder"
-        )
 
 
 def is_export(folder: Path) -> bool:

@@ -34,7 +34,6 @@ from r2sm_jax.inference.export_folder import (
     PREPROCESSOR,
     WEIGHTS,
     check_export,
-    check_language_models,
     read_checksums,
     read_export_config,
     write_checksums,
@@ -72,7 +71,6 @@ def export(
 
     Raises InputError if the folder cannot be written, or the model cannot be exported.
     """
-    check_language_models(run.config.model.text)
     embed_language_model = embed_language_model and not compact
     with _new_export(out) as folder:
         weights_sha256 = _write_weights(run, folder, compact)

@@ -29,7 +29,7 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.tokenizer import pad_ids
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference.completion import MaskCompleter, crop_logits
-from r2sm_jax.inference.export_folder import CARD, check_language_models
+from r2sm_jax.inference.export_folder import CARD
 from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
 from r2sm_jax.inference.onnx_convert import (
     Part,
@@ -77,7 +77,6 @@ def export_onnx(run: Run, out: Path, completer: MaskCompleter | None = None) -> 
     Raises InputError if the head does not decide by words, a part cannot be converted or differs
     from JAX (nothing is written then), or the folder cannot be written.
     """
-    check_language_models(run.config.model.text)
     completer = completer or run.predictor.completer
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -38,9 +38,9 @@ class SamDecoderSizes:
 
 @dataclass(frozen=True)
 class PlainViTSizes:
-    """A plain ViT: DINOv2, CLIP, SigLIP or TIPS."""
+    """A plain ViT: DINOv2, CLIP or SigLIP."""
 
-    family: Literal["dinov2", "clip", "siglip", "tips"]
+    family: Literal["dinov2", "clip", "siglip"]
     dim: int
     depth: int
     heads: int
@@ -49,8 +49,7 @@ class PlainViTSizes:
     activation: str = "gelu"
     norm_epsilon: float = 1e-6
     registers: int = 0
-    """Extra tokens inside the blocks, without positions (DINOv2 with registers; TIPS's two class
-    tokens)."""
+    """Extra tokens inside the blocks, without positions (DINOv2 with registers)."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,6 @@ SAM_H = SamSizes(dim=1280, depth=32, heads=16, mlp_dim=5120, global_blocks=(7, 1
 DINOV2_S = PlainViTSizes("dinov2", dim=384, depth=12, heads=6, mlp_dim=1536, patch_size=14)
 DINOV2_B = PlainViTSizes("dinov2", dim=768, depth=12, heads=12, mlp_dim=3072, patch_size=14)
 DINOV2_L = PlainViTSizes("dinov2", dim=1024, depth=24, heads=16, mlp_dim=4096, patch_size=14)
-TIPS_S = replace(DINOV2_S, family="tips", activation="gelu_tanh", registers=2)
-TIPS_B = replace(DINOV2_B, family="tips", activation="gelu_tanh", registers=2)
 
 KNOWN_SIZES = {
     "hf:facebook/sam-vit-base": EncoderSizes(sam=SAM_B, sam_decoder=SamDecoderSizes()),
@@ -134,9 +131,6 @@ KNOWN_SIZES = {
     "hf:facebook/dinov2-small": EncoderSizes(vit=DINOV2_S),
     "hf:facebook/dinov2-base": EncoderSizes(vit=DINOV2_B),
     "hf:facebook/dinov2-large": EncoderSizes(vit=DINOV2_L),
-    "tips-s14": EncoderSizes(vit=TIPS_S),
-    "tips-b14": EncoderSizes(vit=TIPS_B),
-    "tipsv2-b14": EncoderSizes(vit=TIPS_B),
     "efficientnet-lite0": EncoderSizes(efficientnet=_efficientnet(LITE_DIMS, LITE0_REPEATS)),
     "efficientnet-lite1": EncoderSizes(efficientnet=_efficientnet(LITE_DIMS, LITE1_REPEATS)),
     "efficientnet-lite2": EncoderSizes(efficientnet=_efficientnet(LITE2_DIMS, LITE1_REPEATS)),

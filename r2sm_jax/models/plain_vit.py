@@ -1,8 +1,7 @@
-"""Published plain ViTs that read images: DINOv2 (with or without registers), CLIP, SigLIP and
-TIPS.
+"""Published plain ViTs that read images: DINOv2 (with or without registers), CLIP and SigLIP.
 
 Layout and numerics follow Hugging Face `transformers` (models/dinov2, dinov2_with_registers, clip,
-siglip), and for TIPS google-deepmind/tips (scenic/models/vit.py).
+siglip).
 """
 
 from functools import partial
@@ -22,7 +21,6 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "dinov2": IMAGENET,
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "tips": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
     "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
 }
 """Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
@@ -31,17 +29,8 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class PlainBlock(nnx.Module):
     """A pre-norm block; DINOv2 scales both of its branches per channel."""
 
-    def __init__(
-        self,
-        sizes: PlainViTSizes,
-        *,
-        values_alone: bool = False,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
-        """`values_alone`: every token attends to itself alone."""
+    def __init__(self, sizes: PlainViTSizes, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         d = sizes.dim
-        self.values_alone = values_alone
         self.norm1 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
         self.attention = Attention(d, sizes.heads, dtype=dtype, rngs=rngs)
         self.norm2 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
@@ -52,11 +41,7 @@ class PlainBlock(nnx.Module):
 
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         y = self.norm1(x)
-        if self.values_alone:
-            attended = self.attention.out(self.attention.value(y))
-        else:
-            attended = self.attention(y, y, y)
-        x = x + _scaled(attended, self.scale1)
+        x = x + _scaled(self.attention(y, y, y), self.scale1)
         return x + _scaled(self.mlp(self.norm2(x)), self.scale2)
 
 
@@ -71,12 +56,7 @@ def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array
 
 
 class PlainViT(nnx.Module):
-    """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`.
-
-    Those of TIPS are its authors' for segmentation by words: in the last block attention gives
-    every token its own value (MaskCLIP, arXiv 2112.01071), which keeps it closest to the text that
-    describes its place.
-    """
+    """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
 
     def __init__(
         self,
@@ -94,8 +74,7 @@ class PlainViT(nnx.Module):
         self.remat = remat
         dim = sizes.dim
         is_clip = sizes.family == "clip"
-        # The class tokens of TIPS have no positions, so they are registers here.
-        has_class_token = sizes.family in ("dinov2", "clip")
+        has_class_token = sizes.family != "siglip"
         patch = (sizes.patch_size, sizes.patch_size)
 
         self.patches = Conv(
@@ -118,12 +97,9 @@ class PlainViT(nnx.Module):
         # CLIP has a norm before the blocks and, for tokens, none after them.
         norm = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
         self.norm_before = norm if is_clip else None
-        blocks = []
-        for number in range(sizes.depth):
-            is_last = number == sizes.depth - 1
-            values_alone = sizes.family == "tips" and is_last
-            blocks.append(PlainBlock(sizes, values_alone=values_alone, dtype=dtype, rngs=rngs))
-        self.blocks = nnx.List(blocks)
+        self.blocks = nnx.List(
+            [PlainBlock(sizes, dtype=dtype, rngs=rngs) for _ in range(sizes.depth)]
+        )
         self.norm_after = None if is_clip else norm
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:

@@ -2,7 +2,7 @@
 into a model.
 
 `read_encoder_sizes` comes before a model is built, `load_pretrained` after that. A file for each
-family (keys_sam.py, keys_plain_vit.py, keys_tips.py, keys_efficientnet.py) says how its tensors
+family (keys_sam.py, keys_plain_vit.py, keys_efficientnet.py) says how its tensors
 become our parameters.
 """
 
@@ -31,10 +31,8 @@ from r2sm_jax.models.keys_efficientnet import (
 )
 from r2sm_jax.models.keys_plain_vit import match_plain_vit
 from r2sm_jax.models.keys_sam import NUM_SAM_MASKS, match_sam
-from r2sm_jax.models.keys_tips import match_tips_vit, tips_vit_sizes
 from r2sm_jax.models.layers import ACTIVATIONS
 from r2sm_jax.models.matching import LoadReport, put_weights
-from r2sm_jax.models.tips import find_tips, read_arrays
 
 SAM_FLAG = "--model.vision.sam"
 VIT_FLAG = "--model.vision.vit"
@@ -62,7 +60,8 @@ def read_encoder_sizes(config: ModelConfig, *, use_table: bool = False) -> Encod
     if vision.vit in table:
         sizes = replace(sizes, vit=table[vision.vit].vit)
     elif vision.vit:
-        sizes = replace(sizes, vit=_read_vit_sizes(vision.vit))
+        vit = read_model_config(_folder(vision.vit, VIT_FLAG), plain_vit_sizes)
+        sizes = replace(sizes, vit=vit)
 
     if vision.efficientnet in table:
         sizes = replace(sizes, efficientnet=table[vision.efficientnet].efficientnet)
@@ -77,14 +76,6 @@ def read_encoder_sizes(config: ModelConfig, *, use_table: bool = False) -> Encod
         _check_given(config.decoder, sizes.sam_decoder, "--model.decoder")
     check_sizes(with_sizes(config, sizes))
     return sizes
-
-
-def _read_vit_sizes(name: str) -> PlainViTSizes:
-    """Sizes of a plain ViT: of TIPS by its arrays, of the others by config.json."""
-    file = find_tips(name, "vision", VIT_FLAG)
-    if file is not None:
-        return tips_vit_sizes(read_arrays(file), file)
-    return read_model_config(_folder(name, VIT_FLAG), plain_vit_sizes)
 
 
 def _check_given(
@@ -256,12 +247,8 @@ def match_pretrained(
         )
     if vision.vit:
         assert sizes.vit is not None
-        file = find_tips(vision.vit, "vision", VIT_FLAG)
-        if file is not None:
-            reports[vision.vit] = match_tips_vit(state, file)
-        else:
-            source = find_model(vision.vit, VIT_FLAG)
-            reports[vision.vit] = match_plain_vit(state, sizes.vit, source)
+        source = find_model(vision.vit, VIT_FLAG)
+        reports[vision.vit] = match_plain_vit(state, sizes.vit, source)
     if vision.efficientnet:
         source = find_efficientnet(vision.efficientnet)
         reports[vision.efficientnet] = match_efficientnet(state, source)

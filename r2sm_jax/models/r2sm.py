@@ -155,7 +155,6 @@ class R2SM(nnx.Module):
         config = with_sizes(config, sizes)
         dtype = jnp.dtype(config.dtype)
         decoder = config.decoder
-        of_decision = config.text.of_decision
 
         self.config = config
         self.vision = VisionEncoder(config.vision, sizes, dtype=dtype, rngs=rngs)
@@ -170,7 +169,7 @@ class R2SM(nnx.Module):
         head = None
         decoder_head = None
         if config.head in heads.LEARNED:
-            head = heads.LEARNED[config.head](of_decision.dim, len(of_decision.layers), rngs=rngs)
+            head = heads.LEARNED[config.head](config.text.dim, len(config.text.layers), rngs=rngs)
         elif config.head == DECODER_HEAD:
             decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs)
         self.head = head
@@ -273,7 +272,6 @@ class R2SM(nnx.Module):
     ) -> DecoderOutput:
         """The mask decoder's kernels and scores, which losses read; `decode` makes masks of
         them."""
-        text, text_mask = self.states_of_target(text, text_mask)
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
         tokens, coarse, fine = image_features
         if isinstance(self.decoder, SamMaskDecoder):
@@ -363,33 +361,11 @@ class R2SM(nnx.Module):
         learned head the logit is 0.
         """
         if self.head is not None:
-            text, text_mask = self.states_of_decision(text, text_mask)
             return self.head(text.astype(jnp.float32), text_mask)
         if self.decoder_head is not None and decoded is not None:
             assert decoded.type_state is not None
             return self.decoder_head(decoded.type_state)
         return jnp.zeros(text.shape[:2])
-
-    def states_of_decision(
-        self, text: Float[Array, "b k t l e"], text_mask: Bool[Array, "b k t"]
-    ) -> tuple[Float[Array, "b k t _l _e"], Bool[Array, "b k t"]]:
-        """The token states that mask-type heads read: of two language models those of the first."""
-        config = self.config.text
-        if config.decision_name is None:
-            return text, text_mask
-        states = text[..., : config.num_decision_layers, : config.decision_dim]
-        return states, text_mask & has_states(states)
-
-    def states_of_target(
-        self, text: Float[Array, "b k t l e"], text_mask: Bool[Array, "b k t"]
-    ) -> tuple[Float[Array, "b k t _l _e"], Bool[Array, "b k t"]]:
-        """The token states that the mask decoder reads: of two language models those of the
-        second."""
-        config = self.config.text
-        if config.decision_name is None:
-            return text, text_mask
-        states = text[..., config.num_decision_layers :, : config.dim]
-        return states, text_mask & has_states(states)
 
     def dense_output(self, image_features: ImageFeatures) -> DenseOutput:
         """Per-pixel predictions: for losses in training, and for `DecoderConfig.similarity`."""
@@ -404,12 +380,6 @@ class R2SM(nnx.Module):
         normalized = (image.astype(jnp.float32) - PIXEL_MEAN) / PIXEL_STD
         # SAM pads after normalisation, so padding has the mean colour.
         return jnp.where(image_mask[..., None], normalized, 0).astype(self.config.dtype)
-
-
-def has_states(states: Float[Array, "b k t l e"]) -> Bool[Array, "b k t"]:
-    """Which tokens are of the language model of these states: the others' are 0
-    (`PairedEncoder`)."""
-    return (states != 0).any((-2, -1))
 
 
 def calibrate_iou(
@@ -459,7 +429,7 @@ def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.S
     export."""
     size = config.vision.image_size
     text_shape = (batch, queries, config.text.max_tokens)
-    state_shape = (*text_shape, config.text.num_layers, config.text.state_dim)
+    state_shape = (*text_shape, len(config.text.layers), config.text.dim)
     return {
         "image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8),
         "image_mask": jax.ShapeDtypeStruct((batch, size, size), jnp.bool_),

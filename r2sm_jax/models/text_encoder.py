@@ -1,10 +1,9 @@
 """Frozen language models: BERT, and decoder-only ones such as Llama and Qwen, loaded from their
-Hugging Face folders; the text tower of TIPS, loaded from its `.npz`; and a pair of two.
+Hugging Face folders.
 
-Numerics follow `transformers`, and for TIPS google-deepmind/tips (scenic/models/text.py). Hidden
-states are counted as in `transformers`: 0 is the embeddings. The output layer is never read.
-Weights stay in the type that the file has (bfloat16, float16 or float32). Everything is computed in
-float32: each kernel is widened where it is used.
+Numerics follow `transformers`, and hidden states are counted as there: 0 is the embeddings. The
+output layer is never read. Weights stay in the type that the file has (bfloat16, float16 or
+float32). Everything is computed in float32: each kernel is widened where it is used.
 """
 
 import math
@@ -23,10 +22,8 @@ from jaxtyping import Array, Bool, Float, Float16, Int
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import read_model_config, read_tensors
 from r2sm_jax.models.keys_text import BERT, DECODER_ONLY
-from r2sm_jax.models.keys_tips import LAYOUT, NORM_EPSILON, TEXT, join_heads, tips_text_shape
 from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
 from r2sm_jax.models.matching import Tensor, fill_state
-from r2sm_jax.models.tips import read_arrays
 
 BERT_TYPES = ("bert", "roberta", "xlm-roberta")
 DECODER_TYPES = ("llama", "qwen2", "qwen3")
@@ -82,34 +79,7 @@ class DecoderSizes:
     """Only the last token knows the whole sentence."""
 
 
-@dataclass(frozen=True)
-class TipsSizes:
-    """Sizes of a text tower of TIPS."""
-
-    vocab_size: int
-    dim: int
-    depth: int
-    heads: int
-    mlp_dim: int
-    max_tokens: int = 64
-    """The longest sentence of its training. Its positions would go on."""
-    pool: Literal["mean", "last"] = "mean"
-
-
-@dataclass(frozen=True)
-class PairSizes:
-    """Sizes of two language models that read a sentence one after the other."""
-
-    vocab_size: int
-    """Of both: the ids of the second one come after those of the first."""
-    dim: int
-    """Of the wider one."""
-    max_tokens: int
-    """Twice what either reads."""
-    pool: Literal["mean", "last"] = "mean"
-
-
-TextSizes = BertSizes | DecoderSizes | TipsSizes | PairSizes
+TextSizes = BertSizes | DecoderSizes
 
 
 class TextEncoder(nnx.Module):
@@ -303,124 +273,11 @@ class DecoderEncoder(TextEncoder):
     def float16_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
     ) -> Float16[Array, "b t l e"]:
-        return _divided_by_size(self(ids, mask, layers))
-
-
-def _divided_by_size(states: Float[Array, "b t l e"]) -> Float16[Array, "b t l e"]:
-    """Token states divided by their root mean square: residual sums grow with depth, beyond what
-    float16 holds."""
-    mean_square = jnp.square(states).mean(-1, keepdims=True)
-    return (states * jax.lax.rsqrt(mean_square + 1e-12)).astype(jnp.float16)
-
-
-# TIPS
-
-
-class TipsBlock(nnx.Module):
-    """A pre-norm layer with an MLP of one ReLU."""
-
-    def __init__(self, sizes: TipsSizes, *, rngs: nnx.Rngs):
-        self.heads = sizes.heads
-        dim = sizes.dim
-        self.norm1 = _layer_norm(dim, NORM_EPSILON, rngs)
-        self.query = Linear(dim, dim, rngs=rngs)
-        self.key = Linear(dim, dim, rngs=rngs)
-        self.value = Linear(dim, dim, rngs=rngs)
-        self.out = Linear(dim, dim, rngs=rngs)
-        self.norm2 = _layer_norm(dim, NORM_EPSILON, rngs)
-        self.up = Linear(dim, sizes.mlp_dim, rngs=rngs)
-        self.down = Linear(sizes.mlp_dim, dim, rngs=rngs)
-
-    def __call__(self, x: Float[Array, "b t e"], mask: Bool[Array, "b t"]) -> Float[Array, "b t e"]:
-        normed = self.norm1(x)
-        query, key, value = self.query(normed), self.key(normed), self.value(normed)
-        x = x + self.out(attend(query, key, value, heads=self.heads, mask=mask))
-        return x + self.down(nnx.relu(self.up(self.norm2(x))))
-
-
-class TipsEncoder(TextEncoder):
-    """The text tower of TIPS."""
-
-    sizes: TipsSizes
-
-    def __init__(self, sizes: TipsSizes, *, rngs: nnx.Rngs):
-        self.sizes = sizes
-        self.words = nnx.Embed(sizes.vocab_size, sizes.dim, rngs=rngs)
-        self.blocks = nnx.List([TipsBlock(sizes, rngs=rngs) for _ in range(sizes.depth)])
-        self.norm_after = _layer_norm(sizes.dim, NORM_EPSILON, rngs)
-
-    def hidden_states(
-        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]
-    ) -> list[Float[Array, "b t e"]]:
-        """The real tokens may stand anywhere; positions count them alone."""
-        words = self.words.embedding[...][ids].astype(jnp.float32)
-        positions = jnp.cumsum(mask, axis=1) - 1
-        states = [words * self.sizes.dim**0.5 + sinusoids(positions, self.sizes.dim)]
-        # The published code takes id 0 for padding wherever it stands.
-        visible = mask & (ids != 0)
-        for block in self.blocks:
-            states.append(block(states[-1], visible))
-        states[-1] = self.norm_after(states[-1])
-        return states
-
-    def float16_states(
-        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
-    ) -> Float16[Array, "b t l e"]:
-        return _divided_by_size(self(ids, mask, layers))
-
-
-def sinusoids(positions: Int[Array, "b t"], dim: int) -> Float[Array, "b t _e"]:
-    """Fixed positions: sines, then cosines, of wavelengths up to 10,000 (TIPS,
-    `PositionalEmbedding`)."""
-    count = dim // 2
-    exponents = np.arange(count, dtype=np.float32) / max(count - 1, 1)
-    frequencies = np.exp(-exponents * np.float32(math.log(10_000)))
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    signal = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return jnp.pad(signal, ((0, 0), (0, 0), (0, dim % 2)))
-
-
-# Two language models
-
-
-class PairedEncoder(TextEncoder):
-    """Two language models: the first decides which mask a sentence asks for, the second says what
-    to look for.
-
-    A sentence is its tokens of the first one and then those of the second, whose ids come after
-    the first one's vocabulary. The states of a token are on the layers of its own model; on the
-    other's they are 0.
-    """
-
-    sizes: PairSizes
-
-    def __init__(self, first: TextEncoder, second: TipsEncoder, *, num_first_layers: int):
-        """`num_first_layers`: how many of the layers that are asked for are of the first one."""
-        self.first = first
-        self.second = second
-        self.num_first_layers = num_first_layers
-        self.sizes = PairSizes(
-            vocab_size=first.sizes.vocab_size + second.sizes.vocab_size,
-            dim=max(first.sizes.dim, second.sizes.dim),
-            max_tokens=2 * min(first.sizes.max_tokens, second.sizes.max_tokens),
-        )
-
-    def float16_states(
-        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
-    ) -> Float16[Array, "b t l e"]:
-        first_size = self.first.sizes.vocab_size
-        is_second = ids >= first_size
-        parts = (
-            (self.first, mask & ~is_second, ids, layers[: self.num_first_layers]),
-            (self.second, mask & is_second, ids - first_size, layers[self.num_first_layers :]),
-        )
-        states = []
-        for encoder, own, own_ids, own_layers in parts:
-            of_model = encoder.float16_states(jnp.where(own, own_ids, 0), own, own_layers)
-            of_model = jnp.where(own[..., None, None], of_model, 0)
-            width = self.sizes.dim - of_model.shape[-1]
-            states.append(jnp.pad(of_model, ((0, 0), (0, 0), (0, 0), (0, width))))
-        return jnp.concatenate(states, axis=2)
+        # Residual sums grow with depth, beyond what float16 holds, so each token state is divided
+        # by its root mean square.
+        states = self(ids, mask, layers)
+        mean_square = jnp.square(states).mean(-1, keepdims=True)
+        return (states * jax.lax.rsqrt(mean_square + 1e-12)).astype(jnp.float16)
 
 
 # Published models
@@ -537,16 +394,4 @@ def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None)
         tensors = read_tensors(folder)
     table = BERT if isinstance(encoder, BertEncoder) else DECODER_ONLY
     state = fill_state(state, tensors, table, source=folder, keep_types=True)
-    return nnx.merge(graphdef, state)
-
-
-def load_tips_text(file: Path) -> TipsEncoder:
-    """The text tower of a TIPS. Raises InputError as `read_arrays`; or the file is no such tower,
-    or any array does not fit."""
-    arrays = read_arrays(file)
-    sizes = TipsSizes(*tips_text_shape(arrays, file))
-    encoder = nnx.eval_shape(lambda: TipsEncoder(sizes, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(encoder)
-    tensors = join_heads(arrays)
-    state = fill_state(state, tensors, TEXT, source=file, keep_types=True, layout=LAYOUT)
     return nnx.merge(graphdef, state)

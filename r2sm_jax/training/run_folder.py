@@ -359,8 +359,5 @@ def check_inputs(
         "language_model": {"name": config.model.text.name, **texts.identity},
         "data": {"source": config.data.source, "sha256": data_sha256},
     }
-    if texts.decision_identity is not None:
-        name = config.model.text.decision_name
-        inputs["decision_language_model"] = {"name": name, **texts.decision_identity}
     with atomic_write(folder / INPUTS) as part:
         part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")

@@ -91,8 +91,8 @@ def predict_for_training(
     if model.head is not None:
         # Heads that read words alone learn from sentences of their own, some without an image. In
         # training they never read the queries in batch["text"].
-        states, mask = model.states_of_decision(batch["type_text"], batch["type_text_mask"])
-        type_logits = heads.member_logits(model.head, states.astype(jnp.float32), mask)
+        states = batch["type_text"].astype(jnp.float32)
+        type_logits = heads.member_logits(model.head, states, batch["type_text_mask"])
     else:
         # The `decoder` head. References and `none` learn nothing here: their logit 0 adds the
         # constant log 2 = 0.69, without a gradient, to the logged type loss and to the total.
