@@ -86,10 +86,13 @@ def print_error(error: BaseException) -> int | None:
     if isinstance(error, BrokenPipeError):
         _discard_output()
         return 0
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if is_full:
         _discard_output()
+    if isinstance(error, OSError) and (is_full or error.filename):
+        remedy = "free disk space" if is_full else "check the path"
         where = error.filename or "the output"
-        print(f"error: {where}: {error.strerror}; free disk space", file=sys.stderr)
+        print(f"error: {where}: {error.strerror}; {remedy}", file=sys.stderr)
         return 2
     return None
 

@@ -14,9 +14,8 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name
-from r2sm_jax.tools.answers import read_answer
 from r2sm_jax.tools.data import main
-from r2sm_jax.tools.queries import REASONS, parse, requests, system_prompt
+from r2sm_jax.tools.queries import parse, read_answer, requests, system_prompt
 
 HEIGHT, WIDTH = 40, 60
 MUG, BOX, CROWD, MODAL_ONLY = 11, 12, 13, 14
@@ -137,7 +136,7 @@ def test_requests_and_answers_leave_stuff_out_as_the_template_does(tmp_path):
     assert [row["id"] for row in offered(amodal)] == [BOX]
     answers = answer(tmp_path / "answers.jsonl", qa())
     parse(path, (answers,), tmp_path / "out.json", tmp_path / "rejected.jsonl")
-    assert [row["reason"] for row in lines(tmp_path / "rejected.jsonl")] == ["unknown instance"]
+    assert [row["reason"] for row in lines(tmp_path / "rejected.jsonl")] == ["wrong instance"]
 
     content["annotations"] = [a for a in content["annotations"] if a["id"] in (MUG, CROWD)]
     path.write_text(json.dumps(content))
@@ -214,7 +213,7 @@ def test_round_trip(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("\n".join(reversed(answers)))
 
     parse(path, (tmp_path / "a.jsonl",), tmp_path / "out.json")
-    assert "15 queries, 14 of them new" in capsys.readouterr().out
+    assert "8 modal and 6 amodal queries more" in capsys.readouterr().out
     samples = list(read_json(tmp_path / "out.json"))
     queries = [query for sample in samples for query in sample.queries]
     assert sorted(query.id for query in queries) == list(range(7, 22))
@@ -225,7 +224,7 @@ def test_round_trip(tmp_path, capsys):
         assert multi[0].kind["source"] == "llm" and multi[0].kind["task"] == "reasoning"
         assert multi[0].kind["answer"].startswith("instance id is [")
     parse(tmp_path / "out.json", (tmp_path / "a.jsonl",), tmp_path / "again.json")
-    assert "15 queries, 0 of them new" in capsys.readouterr().out
+    assert "0 modal and 0 amodal queries more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -235,13 +234,10 @@ def test_round_trip(tmp_path, capsys):
         "<q>Warm hands?</q> <a>Instance ID is 3, Class Name is red mug.</a>",
         "<Q>Warm hands?<A>instance id is [3], class name is [red mug]",
         "<Q>Warm hands?</Q><A>instance id is (3), label name is Red_Mug;",
-        "<Q>Warm hands?</Q>\ninstance id is [3], class name is 'red mug'",
-        "<Q>Warm hands?\ninstance id is [3], class name is red mug</A>",
-        "Sure!\n\n1. <Q> 1. Warm hands? </Q>\n   <A> instance id is #3, class name is **red mug** </A>\nHope it helps.",
-        '<Q>"Warm hands?"</Q><A>The answer: instance id is "3", class name is "red mug"</A>',
-        "< Q1 >Question 1: Warm\nhands?< /Q1 ><A1>instance_id: [3], class_name: [red mug] (it is red)</A1>",
+        "Sure!\n<Q> Warm hands? </Q>\n<A> instance id is #3, class name is **red mug** </A>\nBye.",
+        '<Q>Warm hands?</Q><A>The answer: instance id is "3", class name is "red mug"</A>',
+        "< Q1 >Warm hands?< /Q1 ><A1>instance_id: [3], class_name: [red mug] (it is red)</A1>",
         "<Q>Warm hands?</Q><A>instance id is [3], and the class name is [red mug]<A>",
-        "**<Q>Warm hands?</Q>** <A>instance id is 3; label name is red mug\n\nThat was all.",
     ],
 )
 def test_lenient_reading(text):
@@ -251,96 +247,60 @@ def test_lenient_reading(text):
     assert number == 3 and same_class(name, "red_mug_05")
 
 
-def test_missing_tags_do_not_join_questions():
-    text = (
-        "<Q>One?<A>instance id is [3], class name is mug 2. <Q>Two?</Q><A>instance id is 3, class name is mug and "
-        "instance id is 4, label name is [salt and pepper];\n3) <Q>Three?</Q>\n<Q>Four?</Q><A>instance id is 5</A>"
+def test_every_question_is_read_for_itself():
+    one, two, three = read_answer(
+        "<Q>One?<A>instance id is [3], class name is mug. <Q>Two?</Q><A>instance id is 3, class "
+        "name is mug; instance id is 4, label name is [salt and pepper];\n<Q>Three?</Q>"
     )
-    one, two, three, four = read_answer(text)
     assert (one.question, one.instances) == ("One?", ((3, "mug"),))
     assert (two.question, two.instances) == ("Two?", ((3, "mug"), (4, "salt and pepper")))
-    assert (three.instances, four.instances) == ((), ())
-    assert read_answer("I cannot help.")[0].instances == () == read_answer("")[0].instances
+    assert three.instances == () == read_answer("I cannot help.")[0].instances
 
 
 @pytest.mark.parametrize(
     ("reason", "text"),
     [
-        ("bad format", "I cannot do that."),
-        ("bad format", "<Q>What warms cold hands?</Q><A>the mug</A>"),
-        ("bad format", "<Q></Q><A>instance id is [11], class name is [coffee_mug_075]</A>"),
-        (
-            "bad format",
-            qa()
-            + "<Q>And then?</Q><A>instance id is [11]; instance id is [12], class name is [box]</A>",
-        ),
-        ("unknown instance", qa(number=99)),
-        ("unknown instance", qa(number=CROWD, name="person")),
-        ("wrong class", qa(name="cardboard box")),
-        ("wrong class", qa(number=BOX, name="box")),
-        ("class name", qa("Which coffee mug is warm?")),
-        ("class name", qa("Which Coffee-Mugs are warm?")),
-        ("class name", qa("Is it coffee_mug_075?")),
-        ("coordinates", qa("What is at (10, 20)?")),
-        ("coordinates", qa("What is at 10, 20?")),
-        ("coordinates", qa("What is in [10, 10, 20, 20]?")),
-        ("coordinates", qa("What is at x=10?")),
-        ("coordinates", qa("What is in the bounding box?")),
+        ("unreadable", "I cannot do that."),
+        ("unreadable", "<Q>What warms cold hands?</Q><A>the mug</A>"),
+        ("unreadable", "<Q></Q><A>instance id is [11], class name is [coffee_mug_075]</A>"),
+        ("unreadable", "<Q>Both?</Q><A>instance id is [11]; " + qa()[len("<Q>") :]),
+        ("wrong instance", qa(number=99)),
+        ("wrong instance", qa(number=CROWD, name="person")),
+        ("wrong instance", qa(name="cardboard box")),
+        ("gives away", qa("Which Coffee-Mugs are warm?")),
+        ("gives away", qa("What is at (10, 20)?")),
+        ("gives away", qa("What is in [10, 10, 20, 20]?")),
+        ("gives away", qa("What is at x=10?")),
+        ("gives away", qa("What is in the bounding box?")),
         ("near-duplicate", qa() + qa("What would warm the cold hands?")),
-        ("no answer", " "),
     ],
 )
 def test_every_reason_to_leave_a_query_out(tmp_path, capsys, reason, text):
     # A line that is always good: answers that hold no question are refused.
     cup = qa("What would I sip a hot drink from?")
     queries, reasons = parsed(tmp_path, cup, text)
-    assert reasons == [reason] and reason in REASONS
-    assert len(queries) == max(1, text.count("<Q>"))
+    assert reasons == [reason] and len(queries) == max(1, text.count("<Q>"))
     assert re.search(rf"{reason}\W+1\W", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "there is no line"),
-        ("{\n[1]\n", "2 times a line that is no JSON object"),
-        (json.dumps({"custom_id": "img9-modal", "text": qa()}), "1 times a custom_id"),
-        (json.dumps({"custom_id": "img1-modal", "text": "I cannot."}), "1 times a question"),
-    ],
-)
-def test_answers_without_any_question_are_refused(content, words, tmp_path, refused):
-    path = save(tmp_path)
-    (tmp_path / "a.jsonl").write_text(content)
-    out = tmp_path / "out.json"
-    out.write_text("mine")
-    rejected = tmp_path / "rejected.jsonl"
-    flags = ["--out", out, "--rejected", rejected, "--overwrite"]
-    message = refused(main, "queries", "parse", path, tmp_path / "a.jsonl", *flags)
-    assert words in message and "a.jsonl" in message
-    assert out.read_text() == "mine"
-    # The reasons are written all the same.
-    assert len(lines(rejected)) == len(content.splitlines())
 
 
 def test_amodal_queries_need_a_known_amodal_mask(tmp_path):
     lamp = qa("What lights the room?", MODAL_ONLY, "floor lamp")
     assert parsed(tmp_path, lamp, custom_id="img1-modal")[0][0]["instance_ids"] == [MODAL_ONLY]
-    assert parsed(tmp_path, lamp, custom_id="img1-amodal") == ([], ["unknown instance"])
+    assert parsed(tmp_path, lamp, custom_id="img1-amodal") == ([], ["wrong instance"])
 
 
 def test_good_queries_are_kept(tmp_path):
     texts = [
         qa("What would I sip a hot drink from?"),
         qa("Which thing on the left holds 2,500 ml of juice?"),
-        qa("Which thing on the right holds 2,500 ml of juice?", BOX, "Cardboard_Box"),
         qa("What could be used for muggy days?"),
-        "<Q>Both of them?</Q><A>instance id is [12], class name is [cardboard box]; instance id is [12], class name is "
-        "[cardboard box]; instance id is [11], class name is [coffee mug]</A>",
+        "<Q>Both of them?</Q><A>instance id is [12], class name is [cardboard box]; "
+        "instance id is [11], class name is [coffee mug]</A>",
     ]
     queries, reasons = parsed(tmp_path, *texts)
-    assert reasons == [] and [query["id"] for query in queries] == [8, 9, 10, 11, 12]
+    assert reasons == [] and [query["id"] for query in queries] == [8, 9, 10, 11]
     assert queries[-1] == {
-        "id": 12,
+        "id": 11,
         "image_id": 1,
         "text": "Both of them?",
         "mask_type": "modal",
@@ -351,54 +311,37 @@ def test_good_queries_are_kept(tmp_path):
 
 
 def test_bad_lines_stop_nothing(tmp_path):
-    text = [{"type": "text", "text": qa("Half\ud800 here?")}, None]
-    good = json.dumps({"custom_id": "img1-amodal", "text": text}).encode()
-    bad = [
-        b"{",
-        b"[1]",
-        b"\xff\xfe\x00",
-        b'{"custom_id": 3, "text": "x"}',
-        b"[" * 9999,
-        b"9" * 9999,
-    ]
-    unknown = [b'{"custom_id": "img5-modal", "text": "x"}', b'{"custom_id": "img1-x", "text": "x"}']
-    failed = {"custom_id": "img1-modal", "response": None, "error": {"message": "too long"}}
-    empty = b'{"custom_id": "img1-modal", "response": {"body": {"choices": []}}}'
-    rows = [b"", *bad, *unknown, json.dumps(failed).encode(), empty, good]
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join(rows))
+    good = json.dumps({"custom_id": "img1-amodal", "text": [{"text": qa("Half here?")}]})
+    failed = json.dumps({"custom_id": "img1-modal", "response": None, "error": "too long"})
+    bad = ["{", "[1]", '{"custom_id": "img5-modal", "text": "x"}', failed]
+    (tmp_path / "a.jsonl").write_text("\n".join([*bad, good]))
     rejected = tmp_path / "deep" / "rejected.jsonl"
     parse(save(tmp_path), (tmp_path / "a.jsonl",), tmp_path / "out.json", rejected)
-    left_out = lines(rejected)
-    reasons = ["bad line"] * 6 + ["unknown request"] * 2 + ["no answer"] * 2
-    assert [row["reason"] for row in left_out] == reasons
-    location = {"file": str(tmp_path / "a.jsonl"), "line": 2, "custom_id": ""}
-    assert left_out[0] == location | {"reason": "bad line", "question": "", "answer": "{"}
-    assert "too long" in left_out[-2]["answer"]
-    assert json.loads((tmp_path / "out.json").read_text())["queries"][1]["text"] == "Half? here?"
+    assert [row["reason"] for row in lines(rejected)] == ["unreadable"] * 4
+    assert "too long" in lines(rejected)[3]["answer"]
+    new = json.loads((tmp_path / "out.json").read_text())["queries"][1]
+    assert new["text"] == "Half here?" and new["mask_type"] == "amodal"
 
 
-REFUSALS = [
-    ("requests data.json --out mine.json", "--overwrite"),
-    ("requests data.json --out x.jsonl --queries 0", "--queries"),
-    ("requests data.json --out x.jsonl --images .", "--image embed"),
-    ("requests data.json --out data.json --overwrite", "dataset file itself"),
-    ("requests broken.json --out x.jsonl", "annotation 11: its segmentation"),
-    ("requests data.json --out x.jsonl --image embed --images empty", "--images DIR"),
-    ("parse data.json --out x.json", "no answers"),
-    ("parse data.json gone.jsonl --out x.json", "gone.jsonl"),
-    ("parse data.json a.jsonl --out a.jsonl --overwrite", "--out a.jsonl"),
-    ("parse data.json a.jsonl --out x.json --rejected data.json --overwrite", "--rejected"),
-    ("parse data.json a.jsonl --out mine.json", "--overwrite"),
-    ("template data.json --out x.json --queries 0", "--queries"),
-    ("template data.json --out data.json", "--overwrite"),
-]
-
-
-@pytest.mark.parametrize(("line", "word"), REFUSALS)
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("requests data.json --out mine.json", "--overwrite"),
+        ("requests data.json --out data.json", "--overwrite"),
+        ("requests broken.json --out x.jsonl", "annotation 11: its segmentation"),
+        ("requests data.json --out x.jsonl --image embed --images empty", "--images DIR"),
+        ("parse data.json gone.jsonl --out x.json", "gone.jsonl"),
+        ("parse data.json idle.jsonl --out x.json", "no line holds a question"),
+        ("parse data.json a.jsonl --out mine.json", "--overwrite"),
+        ("template data.json --out x.json --queries 0", "--queries"),
+        ("template data.json --out data.json", "--overwrite"),
+    ],
+)
 def test_refusals(line, word, tmp_path, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(tmp_path)
     answer(tmp_path / "a.jsonl", qa())
+    answer(tmp_path / "idle.jsonl", "I cannot.")
     (tmp_path / "mine.json").write_text("mine")
     (tmp_path / "empty").mkdir()
     broken = records()
@@ -415,16 +358,6 @@ PIECES = ["<Q>", "</Q>", "<A>", "</A>", "instance id is ", "[3]", ", class name 
 @settings(max_examples=150, deadline=None)
 @given(st.text() | st.lists(st.sampled_from(PIECES) | st.text(max_size=4)).map("".join))
 def test_reading_never_fails(text):
-    written = read_answer(text)
-    assert written and len(written) <= max(1, text.upper().count("Q"))
-    for one in written:
+    for one in read_answer(text):
         assert all(isinstance(number, int) and name for number, name in one.instances)
         assert one.question or not one.instances
-
-
-@pytest.mark.parametrize(
-    "piece", ["<", " ", "<Q", "<Q>", "instance id", "instance id is 3 ", "1", "[1, ", "\n"]
-)
-def test_reading_long_rubbish_is_quick(piece):
-    for text in (piece * 20000, "<Q>x</Q><A>instance id is 3, class name is " + piece * 20000):
-        assert len(read_answer(text)) >= 1

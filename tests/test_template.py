@@ -12,7 +12,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import category_names, read_instance, read_json
 from r2sm_jax.synthetic.queries.nouns import display_name, same_class, says_name
 from r2sm_jax.synthetic.scenes.scene import describe_objects
-from r2sm_jax.tools.template import background_ids, template
+from r2sm_jax.tools.template import find_background, template
 
 # Class names
 
@@ -144,7 +144,7 @@ def objects_of(content, image_id):
         read_instance(Path("data.json"), image, a, category_names(content)).convert(masks.expand)
         for a in annotations
     ]
-    background = background_ids(annotations)
+    background = find_background({"annotations": annotations})
     return [facts for facts in describe_objects(instances) if facts.id not in background]
 
 

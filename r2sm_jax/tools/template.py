@@ -1,7 +1,7 @@
 """`data queries template`: queries about annotated images, from the grammar of the scenes."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,12 @@ def add_template_queries(
         (query["image_id"], query["text"], frozenset(query["instance_ids"]))
         for query in records["queries"]
     }
+    background = find_background(records)
     repeated_at = []
     number = max((query["id"] for query in records["queries"]), default=0)
     for index, image in enumerate(dataset.images):  # only one image's masks are in memory at a time
         instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
-        forbidden = forbidden_targets(instances, background_ids(dataset.annotations_at(index)))
+        forbidden = forbidden_targets(instances, background)
         # A generator of its own for each image, so that queries do not depend on the other images.
         # A seed cannot be negative, and ids can.
         rng = np.random.default_rng((seed, image["id"] % 2**63))
@@ -99,13 +100,18 @@ def add_template_queries(
     return repeated_at
 
 
-def background_ids(annotations: Sequence[Mapping[str, Any]]) -> set[int]:
-    """The ids of the annotations of an image that no query asks for.
+def find_background(records: Mapping[str, Any]) -> set[int]:
+    """The ids of the annotations of a dataset file that no query asks for.
 
-    They are `ignore` ones, and COCOA's stuff (floor, carpet, sky) unless there is nothing else.
+    They are `ignore` ones, and COCOA's stuff (floor, carpet, sky) where an image has anything else.
     """
-    ignored = {annotation["id"] for annotation in annotations if is_ignored(annotation)}
-    stuff = {annotation["id"] for annotation in annotations if annotation.get("isStuff")}
-    if len(ignored | stuff) == len(annotations):
-        return ignored
-    return ignored | stuff
+    by_image = defaultdict(list)
+    for annotation in records["annotations"]:
+        by_image[annotation["image_id"]].append(annotation)
+    background = set()
+    for annotations in by_image.values():
+        ignored = {a["id"] for a in annotations if is_ignored(a)}
+        stuff = {a["id"] for a in annotations if a.get("isStuff")}
+        is_all = len(ignored | stuff) == len(annotations)
+        background |= ignored if is_all else ignored | stuff
+    return background
