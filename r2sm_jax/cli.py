@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import re
 import runpy
 import sys
 import typing
@@ -94,6 +95,9 @@ def print_error(error: BaseException) -> int | None:
         where = error.filename or "the output"
         print(f"error: {where}: {error.strerror}; {remedy}", file=sys.stderr)
         return 2
+    if isinstance(error, OSError) and error.filename is not None:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     return None
 
 
@@ -160,6 +164,14 @@ def deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
         return functools.partial(command, *args, **options)
 
     return bind
+
+
+def parse_shard(shard: str) -> tuple[int, int]:
+    """Reads I and N of `--shard I/N`: every N-th item is meant, from the I-th of 1 to N on."""
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise InputError(f"--shard {shard}: give I/N with I from 1 to N, such as 1/4")
+    return int(match[1]), int(match[2])
 
 
 def _refuse_repeated(cls: type, args: Sequence[str]) -> None:

@@ -69,16 +69,19 @@ class PredictConfig:
     """Run folder, such as runs/latest, export, photos-small, or hf:owner/name of an export on the
     hub."""
     image: Annotated[str, tyro.conf.Positional]
-    """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or pattern in quotes, such as
-    'photos/*.jpg'."""
+    """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or data set (.json) whose
+    queries are asked."""
     query: Annotated[str | None, tyro.conf.Positional] = None
     """What to segment, such as "the complete shape of the red mug"; none with --queries."""
     queries: str | None = None
     """File of queries: a data set (.json), or text with lines QUERY (every image) or IMAGE, a tab,
     QUERY."""
+    shard: str = "1/1"
+    """I/N: of many images every N-th, from the I-th on (1/N to N/N), into predictions-I-of-N.json.
+    So any scheduler can run N of them."""
     mask_type: Literal["auto", "modal", "amodal"] = "auto"
     """auto: the sentence decides."""
-    mask: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    mask: str | None = None
     """File with the visible mask of the object that is meant: a PNG, white on black, or JSON with
     an RLE or polygons. The sentence decides whether it is completed."""
     clean: bool = False
@@ -89,23 +92,16 @@ class PredictConfig:
     """Point X Y on the object that is meant, in pixels; may be repeated."""
     not_point: Annotated[tuple[tuple[float, float], ...], tyro.conf.UseAppendAction] = ()
     """Point X Y beside the object that is meant; may be repeated."""
-    names: str | None = None
-    """File of names that were taught by examples: sentences that hold one mean what looks like its
-    example."""
-    teach: str | None = None
-    """Name to teach: the image with --mask is its example, and --names the file that gets it. No
-    query is answered then."""
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None
     """Folder for what is written; default: predictions/IMAGE/SENTENCE, of several images
-    predictions/FOLDER, and none with --json. Where an earlier prediction is, this one gets a folder
-    of its own."""
+    predictions/FOLDER/SENTENCE, and none with --json. Where an earlier prediction of one image is,
+    this one gets a folder of its own."""
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
     overwrite: bool = False
-    """Replace the files of an earlier prediction; several images: start anew instead of going on.
-    With --teach, replace the example of a name that is in the file already."""
+    """Replace the files of an earlier prediction; of several images: start anew."""
     overlays: bool = False
     """Several images: also draw each answer over its image, into the folder overlays. One image
     always has its overlay.png."""
@@ -114,7 +110,6 @@ class PredictConfig:
     AVX512-BF16."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
-    distributed: ProcessConfig = field(default_factory=ProcessConfig)
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,40 @@
 """`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: decides the mask type and segments.
 
-One query about one image gives a folder of masks of its own. Several images or queries give
-`predictions.json`; a call that was stopped goes on where it was (inference/batch.py).
-`--teach NAME` stores an example of a name instead (inference/taught_names.py).
+One query about one image gives a folder of masks of its own. A folder of images, a data set or a
+file of queries gives `predictions.json` (inference/many.py).
 """
 
 import json
 import sys
-import warnings
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
-from r2sm_jax.cli import cli_main
+from r2sm_jax.cli import cli_main, parse_shard
 from r2sm_jax.flags import PredictConfig, check_flags, read_flags
 
 if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(PredictConfig)
 
-from r2sm_jax.config import ProcessConfig
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.inference.batch import PREDICTIONS, predict_images, read_image
-from r2sm_jax.inference.decision import TruncatedQuery, check_abstain, check_query
+from r2sm_jax.inference.decision import check_abstain, check_query
 from r2sm_jax.inference.given_masks import clean, read_mask_file
-from r2sm_jax.inference.output_names import claim_folder, numbered, slug
+from r2sm_jax.inference.many import (
+    PREDICTIONS,
+    find_tasks,
+    is_many,
+    other_files,
+    predict_images,
+    read_image,
+    slug,
+)
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.prompts import read_prompts
 from r2sm_jax.inference.run import enable_compilation_cache, load
-from r2sm_jax.inference.tasks import find_tasks, is_many
-from r2sm_jax.training.sharding import running
 
 DEFAULT_OUT = Path("predictions")
-MAX_NAMES = 5
-"""Of skipped files, in the message about them."""
 
 
 def predict_one(args: PredictConfig) -> None:
@@ -48,28 +48,23 @@ def predict_one(args: PredictConfig) -> None:
         # Raises if a file is there.
         refuse_overwrite(Path(args.out) / FILES[0], overwrite=True)
     image = read_image(Path(args.image))
-    given = read_given_mask(args, image.shape[:2])
+    masks = read_given_mask(args, image.shape[:2])
     boxes = None if args.box is None else [args.box]
-    points = read_points(args)
+    clicks = [(x, y, True) for x, y in args.point] + [(x, y, False) for x, y in args.not_point]
+    points = [clicks] if clicks else None
     # Also checked here, before the model is loaded.
     read_prompts(boxes, points, 1, image.shape[:2])
 
     predictor = load_predictor(args)
-    load_names(args, predictor)
     predictor.set_image(image)
-    with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as caught:
-        (prediction,) = predictor.predict(
-            [args.query],
-            args.mask_type,
-            abstain=args.abstain,
-            masks=given,
-            boxes=boxes,
-            points=points,
-        )
-    # Python's own format of warnings would show a line of code.
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
-
+    (prediction,) = predictor.predict(
+        [args.query],
+        args.mask_type,
+        abstain=args.abstain,
+        masks=masks,
+        boxes=boxes,
+        points=points,
+    )
     print(json.dumps(prediction.to_json()) if args.json else prediction.summary())
     if args.out or not args.json:
         folder = output_folder(args)
@@ -77,140 +72,74 @@ def predict_one(args: PredictConfig) -> None:
         print(f"wrote {folder}", file=sys.stderr if args.json else sys.stdout)
 
 
+def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | None:
+    """Reads the mask of `--mask` for an image of this height and width; None without the flag."""
+    if args.mask is None:
+        return None
+    mask = read_mask_file(Path(args.mask), size)
+    return [clean(mask) if args.clean else mask]
+
+
 def output_folder(args: PredictConfig) -> Path:
-    """Where the files of one answer go: a folder of its own, unless --overwrite is given."""
+    """Returns where the files of one answer go: a folder of its own, unless --overwrite is given.
+
+    The first file is made as well, empty, so that two commands at a time never get the same folder.
+    """
     name = slug(args.query or "prompt")
     default = DEFAULT_OUT / Path(args.image).stem / name
     first = Path(args.out) if args.out else default
     if args.overwrite:
         return first
     further = first / name if args.out else default
-    return claim_folder(chain([first], numbered(further)), FILES)
+    numbered = (further.with_name(f"{further.name}-{number}") for number in count(2))
+    for folder in chain([first, further], numbered):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not any((folder / file).exists() for file in FILES):
+                (folder / FILES[0]).touch(exist_ok=False)
+                return folder
+        except FileExistsError:
+            continue
+    raise AssertionError("the numbers do not end")
 
 
 def predict_many(args: PredictConfig) -> None:
     """Predicts several queries or images into one file."""
-    if args.json or args.abstain:
-        raise InputError("--json and --abstain are for one query about one image; leave them out")
-    if args.mask or args.clean:
+    if args.json or args.abstain or args.mask or has_place(args):
         raise InputError(
-            "--mask and --clean are for one query about one image; complete the masks of many "
-            "images with python -m r2sm_jax.data complete"
-        )
-    if has_place(args):
-        raise InputError(
-            "--box, --point and --not-point are for one query about one image; leave them out"
+            "--json, --abstain, --mask, --box, --point and --not-point are for one query about one "
+            "image; leave them out"
         )
     tasks = find_tasks(args.image, args.query, args.queries)
-    name = tasks.root.name if is_many(args.image) else Path(args.image).stem
-    out = Path(args.out) if args.out else DEFAULT_OUT / (name or "images")
-    refuse_overwrite(out / PREDICTIONS, overwrite=True)  # raises if `out` is a file
-    if tasks.skipped:
-        names = ", ".join(tasks.skipped[:MAX_NAMES])
-        more = ", ..." if len(tasks.skipped) > MAX_NAMES else ""
-        print(
-            f"skipped {len(tasks.skipped)} in {args.image} that are no image files: {names}{more}",
-            file=sys.stderr,
-        )
+    number, of = parse_shard(args.shard)
+    mine = tasks[number - 1 :: of]
+    file = f"predictions-{number}-of-{of}.json" if of > 1 else PREDICTIONS
+    asked = slug(args.query) if args.query else Path(args.queries or args.image).stem
+    out = Path(args.out) if args.out else DEFAULT_OUT / Path(args.image).resolve().stem / asked
+    if others := other_files(args.image):
+        print(f"not read, since they are no images: {', '.join(others)}", file=sys.stderr)
 
-    predictor = load_predictor(args)
-    load_names(args, predictor)
     result = predict_images(
-        predictor,
-        tasks,
+        load_predictor(args),
+        mine,
         out,
+        file,
         mask_type=args.mask_type,
         overwrite=args.overwrite,
         overlays=args.overlays,
-        may_number=not args.out,
     )
-    num_truncated = len(predictor.text_encoder.truncated)
-    if num_truncated:
-        limit = predictor.text_encoder.max_tokens
-        print(
-            f"warning: {num_truncated} queries are longer than {limit} tokens, and their ends were "
-            "not read",
-            file=sys.stderr,
-        )
     for reason in result.failed.values():
         print(f"not answered: {reason}", file=sys.stderr)
     print(
-        f"{result.num_predicted} images answered, {result.num_earlier} answered earlier, "
+        f"{result.num_answered} images answered, {result.num_earlier} answered earlier, "
         f"{len(result.failed)} not readable"
     )
-    print(f"wrote {result.folder / PREDICTIONS}")
-
-
-def teach_name(args: PredictConfig) -> None:
-    """Adds the image and its mask to the file of names, as the example of a name."""
-    if args.names is None or not args.mask:
-        raise InputError(
-            "--teach: an example has a mask, and goes into a file of names; give --mask FILE and "
-            "--names FILE"
-        )
-    if args.query is not None or args.queries is not None or has_place(args):
-        raise InputError(
-            "--teach answers no query; leave out the sentence, --queries, --box and --point, and "
-            "predict in a second call"
-        )
-    if is_many(args.image):
-        raise InputError("--teach: an example is one image; give an image file")
-    path = Path(args.names)
-    # Raises if a folder is there.
-    refuse_overwrite(path, overwrite=True)
-    image = read_image(Path(args.image))
-    given = read_given_mask(args, image.shape[:2])
-    assert given is not None  # for the type checker: there is a mask
-
-    predictor = load_predictor(args)
-    if path.exists():
-        predictor.load_names(path)
-    predictor.teach(args.teach or "", image, given[0], replace=args.overwrite)
-    predictor.save_names(path)
-    count = len(predictor.names)
-    print(f"taught {args.teach!r}; {path} has {count} name{'' if count == 1 else 's'}")
-
-
-def load_names(args: PredictConfig, predictor: Predictor) -> None:
-    """Loads the file of `--names`, if there is one."""
-    if args.names is not None:
-        predictor.load_names(args.names)
-
-
-def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | None:
-    """The mask of `--mask` for the one query, None without the flag.
-
-    Args:
-        size: height and width of the image.
-    """
-    if not args.mask:
-        if args.clean:
-            raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
-        return None
-    # The flag may be repeated only so that several masks are refused here, in a sentence. A plain
-    # flag would take the last one and say nothing.
-    path, *others = args.mask
-    if others:
-        raise InputError(
-            f"--mask: there are {len(args.mask)} masks for one query; give one, or predict once "
-            "for each"
-        )
-    mask = read_mask_file(Path(path), size)
-    return [clean(mask) if args.clean else mask]
+    print(f"wrote {out / file}")
 
 
 def has_place(args: PredictConfig) -> bool:
     """Whether a box or points say where the object is."""
     return args.box is not None or bool(args.point or args.not_point)
-
-
-def read_points(args: PredictConfig) -> list[list[tuple[float, float, bool]]] | None:
-    """The points of the one query, with whether each lies on the object; None without the flags."""
-    if not (args.point or args.not_point):
-        return None
-    points = [(x, y, True) for x, y in args.point]
-    points += [(x, y, False) for x, y in args.not_point]
-    return [points]
 
 
 def load_predictor(args: PredictConfig) -> Predictor:
@@ -223,29 +152,22 @@ def main() -> None:
     """Command line."""
     args = read_flags(PredictConfig)
     if not args.image:
-        raise InputError(
-            "IMAGE is empty; give an image file, a folder of images, or a pattern in quotes"
-        )
-    if args.teach is not None:
-        enable_compilation_cache()
-        teach_name(args)
-        return
-    has_prompt = has_place(args) or bool(args.mask)
-    if args.query is None and args.queries is None and not has_prompt:
+        raise InputError("IMAGE is empty; give an image file, a folder of images or a data set")
+    if args.clean and not args.mask:
+        raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
+    is_of_many = args.queries is not None or is_many(args.image)
+    if args.shard != "1/1" and not is_of_many:
+        raise InputError("--shard divides a folder of images or a data set; leave it out for one")
+    has_query = args.query is not None or args.queries is not None or args.image.endswith(".json")
+    if not has_query and not has_place(args) and not args.mask:
         raise InputError(
             "there is no query; say what to segment, such as 'the red mug', or give --queries FILE"
         )
     enable_compilation_cache()
-
-    if args.queries is not None or is_many(args.image):
-        with running(args.distributed):
-            predict_many(args)
-        return
-    if args.distributed != ProcessConfig():
-        raise InputError(
-            "--distributed: several processes divide a folder of images; leave it out for one image"
-        )
-    predict_one(args)
+    if is_of_many:
+        predict_many(args)
+    else:
+        predict_one(args)
 
 
 if __name__ == "__main__":

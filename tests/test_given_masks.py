@@ -305,11 +305,8 @@ def test_predict_completes_a_given_mask(files, command, completer, predictor):
         (["--mask", "empty.png"], "empty.png"),
         (["--mask", "small.png"], "small.png .* 30 x 80"),
         (["--mask", "missing.png"], "missing.png"),
-        (["--mask", "mug.png", "--mask", "specks.png"], "2 masks for one query"),
-        (["--clean"], "--clean"),
-        (["--mask", "mug.png", "--queries", "q.txt"], "--mask"),
+        (["--mask", "mug.png", "--mask", "specks.png"], "--mask is given 2 times"),
     ],
 )
 def test_predict_refuses_bad_masks(files, refused, flags, named):
-    query = [] if "--queries" in flags else [AMODAL]
-    assert re.search(named, refused(predict.main, "RUN", "photo.png", *query, *flags))
+    assert re.search(named, refused(predict.main, "RUN", "photo.png", AMODAL, *flags))

@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 from test_batches import states
 from test_train import LOGGED, arrays, at_step, losses
 
-from r2sm_jax import evaluate, predict
+from r2sm_jax import evaluate
 from r2sm_jax.cli import parse_config
 from r2sm_jax.config import Config, ProcessConfig
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
@@ -328,31 +327,3 @@ def test_two_processes_evaluate_as_one(tiny_run, tmp_path, command):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), (
             name
         )
-
-
-def test_two_processes_answer_about_a_folder_as_one(tiny_run, tmp_path, command):
-    """And one process finds the answers of both."""
-    images = tmp_path / "images"
-    images.mkdir()
-    for number in range(9):
-        pixels = np.random.default_rng(number).integers(0, 256, (24, 32, 3), np.uint8)
-        Image.fromarray(pixels).save(images / f"{number}.png")
-    words = [tiny_run, images, "the red mug", "--out"]
-    end = command(predict.main, *words, tmp_path / "one")
-    assert "9 images answered, 0 answered earlier" in end.out, end.err
-    first, second = run_processes(2, "r2sm_jax.predict", *words, tmp_path / "two")
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (
-        "9 images answered, 0 answered earlier, 0 not readable" in first.out
-        and "answered" not in second.out
-    )
-    answers = [
-        len((tmp_path / "two" / f"answers-{process}.jsonl").read_text().splitlines())
-        for process in range(2)
-    ]
-    assert sum(answers) == 9 + 2 and min(answers) > 1
-    one, two = ((tmp_path / name / "predictions.json").read_bytes() for name in ("one", "two"))
-    assert one == two
-    end = command(predict.main, *words, tmp_path / "two")
-    assert "0 images answered, 9 answered earlier" in end.out, end.err
-    assert (tmp_path / "two" / "predictions.json").read_bytes() == one

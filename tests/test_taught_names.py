@@ -4,13 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from r2sm_jax import predict
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.taught_names import Prototype, TaughtNames, find_similar, make_prototype
-from r2sm_jax.predict import main
 
 CELLS, SIZE = 8, 64
 NOT_TAUGHT = "the red mug"
@@ -223,53 +220,3 @@ def test_bad_examples_are_refused(taught):
             predictor.teach("lid", image, bad)
     assert list(predictor.names) == ["part 7"]
     predictor.teach("part 7", image, ~mask, replace=True)
-
-
-# The command.
-
-
-def test_the_command_teaches_and_uses_names(taught, tmp_path, command, monkeypatch):
-    predictor, image, mask = taught
-    monkeypatch.setattr(
-        predict, "load_predictor", lambda args: predictor.updated(weights=predictor.weights)
-    )
-    photo, drawn, names = tmp_path / "photo.png", tmp_path / "mask.png", tmp_path / "names.json"
-    Image.fromarray(image).save(photo)
-    Image.fromarray(mask).save(drawn)
-    teach = ("--mask", drawn, "--names", names)
-    assert command(main, "RUN", photo, "--teach", "part 7", *teach).code == 0
-    before = names.read_bytes()
-    assert len(before) < 10_000
-
-    end = command(main, "RUN", photo, "--teach", "Part 7", *teach)
-    assert end.code == 2 and "taught already" in end.err and names.read_bytes() == before
-    assert command(main, "RUN", photo, "--teach", "part 7", *teach, "--overwrite").code == 0
-    assert command(main, "RUN", photo, "--teach", "lid", *teach).code == 0
-    assert set(json.loads(names.read_text())["names"]) == {"part 7", "lid"}
-
-    end = command(main, "RUN", photo, "the part 7", "--names", names, "--json")
-    answer = json.loads(end.out)
-    assert end.code == 0 and answer["score"] is None and 0 < answer["similarity"] <= 1
-
-    queries = tmp_path / "queries.txt"
-    queries.write_text("the part 7\na lid\n")
-    out = tmp_path / "out"
-    end = command(main, "RUN", photo, "--queries", queries, "--names", names, "--out", out)
-    assert end.code == 0, end
-    fused = [
-        entry for entry in json.loads((out / "predictions.json").read_text()) if "fused" in entry
-    ]
-    assert fused[0]["segmentation"] == answer["modal"] == fused[1]["segmentation"]
-    # Answers with other names are other answers.
-    end = command(main, "RUN", photo, "--queries", queries, "--out", out)
-    assert end.code == 2
-
-    refused = [
-        ("--teach", "lid", "--mask", drawn),
-        ("--teach", "lid", "--names", names),
-        ("a lid", "--teach", "lid", *teach),
-        ("the part 7", "--names", tmp_path / "missing.json"),
-    ]
-    for words in refused:
-        end = command(main, "RUN", photo, *words)
-        assert end.code == 2 and not end.out, words

@@ -27,6 +27,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -55,6 +56,7 @@ from r2sm_jax.inference.postprocess import (
 )
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts
+from r2sm_jax.inference.reading import NUM_THREADS
 from r2sm_jax.inference.taught_names import TaughtNames, find_similar, make_prototype
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
@@ -62,6 +64,7 @@ from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training.sharding import to_host
 
 T = TypeVar("T")
+R = TypeVar("R")
 EncodeText = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
 """Returns the token states [k t l e] of k sentences, and which tokens are real [k t]."""
 
@@ -97,6 +100,16 @@ class Request(NamedTuple):
     queries: Sequence[str]
     mask_types: Sequence[str] | None = None
     """One for each query: auto, modal or amodal. None: as the call says."""
+
+
+class Asked(NamedTuple):
+    """An image and the queries about it, for `Predictor.stream`."""
+
+    image: FramedImage
+    queries: Sequence[str]
+    mask_type: str = "auto"
+    about: Any = None
+    """Whatever the caller wants to know of it later."""
 
 
 class _Row(NamedTuple):
@@ -582,6 +595,56 @@ class Predictor:
                 )
                 yield self.with_taught_names(predictions, request.image)
             batch = list(islice(requests, batch_rows))
+
+    def stream(
+        self,
+        items: Sequence[T],
+        read: Callable[[T], Asked | None],
+        finish: Callable[[Asked, Iterator[Prediction]], R],
+        **options: Any,
+    ) -> Iterator[R | None]:
+        """Yields for each item, in order, what `finish` makes of the predictions about its image.
+
+        While the model computes a batch, threads read the images of the next one and finish those
+        of the last one. Predictions are made as `finish` asks for them, one after the other, since
+        the masks of a large image are large.
+
+        Args:
+            items: anything that `read` takes.
+            read: gives the image of an item and its queries; None leaves it out.
+            finish: is called with what `read` gave, and its predictions.
+            options: of `to_predictions`.
+        """
+        parts = [*_split(items, BATCH_ROWS), []]
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            reading: list[Future[Asked | None]] = []
+            finishing: list[Future[R] | None] = []
+            for part in parts:
+                all_asked = [future.result() for future in reading]
+                reading = [pool.submit(read, item) for item in part]
+                outputs = iter(())
+                present = [asked for asked in all_asked if asked is not None]
+                if present:
+                    images = [asked.image for asked in present]
+                    outputs = iter(self.predict_logits(images, [a.queries for a in present]))
+                # Before more is handed to the threads, so that none waits for the next images.
+                yield from (future and future.result() for future in finishing)
+                finishing = []
+                for asked in all_asked:
+                    if asked is None:
+                        finishing.append(None)
+                        continue
+                    predictions = self._make_predictions(asked, next(outputs), options)
+                    finishing.append(pool.submit(finish, asked, predictions))
+            yield from (future and future.result() for future in finishing)
+
+    def _make_predictions(
+        self, asked: Asked, outputs: Sequence[R2SMOutput], options: dict[str, Any]
+    ) -> Iterator[Prediction]:
+        """Makes the predictions about an image as they are asked for."""
+        for query, output in zip(asked.queries, outputs, strict=True):
+            arguments = [query], [output], asked.image.letterbox, [asked.mask_type]
+            yield from self.to_predictions(*arguments, **options)
 
     def predict_logits(
         self,

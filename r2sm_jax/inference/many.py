@@ -1,0 +1,312 @@
+"""Answers queries about many images: one file of answers for each image, and one of all.
+
+    answers/IMAGE.json   the answers about one image; one that exists is not asked for again
+    overlays/            pictures of the answers, on request
+    predictions.json     all answers, in the format that `evaluate --predictions` scores
+
+An answer belongs to one image file of one size and time. So a photo that was replaced is answered
+anew, and answers of another model or to other queries are refused.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from r2sm_jax.data.dataset import read_json
+from r2sm_jax.data.images import (
+    IMAGE_SUFFIXES,
+    find_images,
+    frames,
+    leads_outside,
+    open_annotated,
+    open_image,
+)
+from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
+from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.predictor import Asked, Predictor
+from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
+from r2sm_jax.progress import show_progress
+
+PREDICTIONS = "predictions.json"
+MAX_LETTERS = 40
+"""Of a sentence, in a file name. File systems allow 255 bytes, and a letter may take four."""
+
+
+class Task(NamedTuple):
+    """One image and all queries about it."""
+
+    path: Path
+    name: str
+    """The image's name in the predictions: its path below the folder of the images."""
+    queries: tuple[tuple[int, str], ...]
+    """Each with its id in the data set, or else its number."""
+    size: tuple[int, int] | None = None
+    """Height and width that the data set states."""
+
+
+def is_dataset(path: str | None) -> bool:
+    """Whether a path names a data set and no image or text."""
+    return path is not None and Path(path).suffix.lower() == ".json"
+
+
+def is_many(image: str) -> bool:
+    """Whether IMAGE is a folder or a data set."""
+    return Path(image).is_dir() or is_dataset(image)
+
+
+def find_tasks(image: str, query: str | None, queries: str | None) -> list[Task]:
+    """Returns the tasks that a command line names.
+
+    Args:
+        image: an image, a folder of images, or a data set with queries of its own.
+        query: one query about every image, or
+        queries: a file of queries: a data set, whose images lie in the folder `image`, or text with
+            lines QUERY (about every image) or IMAGE, a tab, QUERY.
+
+    Raises InputError if there are no images or no queries, a file cannot be read, or it names
+    images that do not exist.
+    """
+    if query is not None and (queries is not None or is_dataset(image)):
+        raise InputError(f"{queries or image}: it asks queries of its own; leave out the sentence")
+    if is_dataset(image):
+        return _tasks_of_dataset(Path(image), None)
+    if queries is not None and is_dataset(queries):
+        return _tasks_of_dataset(Path(queries), image)
+
+    is_folder = Path(image).is_dir()
+    paths = find_images(Path(image), IMAGE_SUFFIXES, "images") if is_folder else [Path(image)]
+    root = Path(image) if is_folder else Path(image).parent
+    texts: dict[Path, list[str]] = {path: [] for path in paths}
+    for where, name, text in [("", None, query or "")] if queries is None else _read_lines(queries):
+        if name is None:
+            for path in paths:
+                texts[path].append(text)
+        elif leads_outside(name) or not (root / name).is_file():
+            raise InputError(f"{where}: there is no image {name} in {root}; give its name there")
+        else:
+            texts.setdefault(root / name, []).append(text)
+
+    tasks = []
+    number = 0
+    for path, of_image in texts.items():
+        numbered = tuple(enumerate(of_image, start=number + 1))
+        number += len(numbered)
+        # If every line names an image, the other images of the folder are left out.
+        if numbered:
+            tasks.append(Task(path, path.relative_to(root).as_posix(), numbered))
+    return tasks
+
+
+def _read_lines(file: str) -> list[tuple[str, str | None, str]]:
+    """Reads a text file: where each line is, the image that it names, if any, and its query."""
+    if Path(file).suffix.lower() in (".csv", ".jsonl"):
+        raise InputError(f"{file}: give lines QUERY, or IMAGE, a tab, QUERY, or a data set (.json)")
+    lines = []
+    for where, line in read_query_lines(Path(file)):
+        name, tab, text = line.rpartition("\t")
+        name = name.strip() if tab else None
+        if name is not None and (not name or "\t" in name):
+            raise InputError(f"{where}: write QUERY, or IMAGE, a tab, QUERY")
+        lines.append((where, name, read_sentence(where, text)))
+    if not lines:
+        raise InputError(f"{file}: the query file is empty; write one query a line")
+    return lines
+
+
+def _tasks_of_dataset(path: Path, images: str | None) -> list[Task]:
+    """Returns the queries of a data set about its images.
+
+    `images`: their folder; None: they lie where a `json:` source has them.
+    """
+    dataset = read_json(path, images)
+    tasks = []
+    for index in range(len(dataset)):
+        queries = tuple((query.id, query.text) for query in dataset.queries_at(index))
+        if queries:
+            name = dataset.images[index]["file_name"]
+            size = dataset.size_at(index)
+            tasks.append(Task(dataset.image_path(index), name, queries, size))
+    if not tasks:
+        raise InputError(
+            f"{path}: the data set has no queries; write some with python -m r2sm_jax.data queries"
+        )
+    return tasks
+
+
+class Answers:
+    """The files of answers in a folder.
+
+    Attributes:
+        folder: Where they lie.
+        settings: What all of them are of: the model and the mask type.
+        overlays: Whether each answer is drawn as well.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, str], overlays: bool):
+        self.folder = folder
+        self.settings = settings
+        self.overlays = overlays
+
+    def path(self, task: Task) -> Path:
+        """Returns where the answers about an image lie."""
+        return self.folder / "answers" / f"{task.name}.json"
+
+    def pictures(self, task: Task) -> list[Path]:
+        """Returns where the pictures of the answers about an image lie."""
+        paths: list[Path] = []
+        for number, text in task.queries if self.overlays else ():
+            path = self.folder / "overlays" / f"{task.name}_{slug(text)}.png"
+            # Sentences may begin alike.
+            if path in paths:
+                path = path.with_name(f"{path.stem}-{number}.png")
+            paths.append(path)
+        return paths
+
+    def has(self, task: Task) -> bool:
+        """Whether there are answers about the image file as it is now, with their pictures.
+
+        Raises InputError for answers of something else, which only --overwrite replaces.
+        """
+        path = self.path(task)
+        if not path.exists():
+            return False
+        stored = load_json(path, "an answer of predict")["of"]
+        asked = self._of(task)
+        for key in ("queries", *self.settings):
+            if stored.get(key) != asked[key]:
+                raise InputError(
+                    f"{path}: this is an answer of other {key.replace('_', ' ')}; pass another "
+                    "--out, or --overwrite"
+                )
+        return stored == asked and all(picture.exists() for picture in self.pictures(task))
+
+    def write(self, task: Task, predictions: Sequence[list[dict[str, Any]]]) -> None:
+        """Writes the entries of each query about an image."""
+        entries = []
+        for (number, text), of_query in zip(task.queries, predictions, strict=True):
+            about = {"query_id": number, "image": task.name, "query": text}
+            entries += [about | entry for entry in of_query]
+        with atomic_write(self.path(task)) as part:
+            part.write_text(json.dumps({"of": self._of(task), "entries": entries}), "utf-8")
+
+    def write_all(self, path: Path, tasks: Sequence[Task]) -> None:
+        """Writes the entries of all tasks into one file."""
+        separator = "[\n"
+        with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
+            for task in tasks:
+                for entry in load_json(self.path(task), "an answer of predict")["entries"]:
+                    file.write(separator + json.dumps(entry))
+                    separator = ",\n"
+            file.write("\n]\n")
+
+    def _of(self, task: Task) -> dict[str, Any]:
+        status = task.path.stat()
+        file = {"bytes": status.st_size, "modified": status.st_mtime_ns}
+        return self.settings | file | {"queries": [list(query) for query in task.queries]}
+
+
+class Result(NamedTuple):
+    """Counts of the images of one call, and those that cannot be read."""
+
+    num_answered: int
+    num_earlier: int
+    """Number of images that an earlier call had answered."""
+    failed: dict[str, str]
+    """Name of an image -> the reason."""
+
+
+def predict_images(
+    predictor: Predictor,
+    tasks: Sequence[Task],
+    out: Path,
+    file: str = PREDICTIONS,
+    *,
+    mask_type: str = "auto",
+    overwrite: bool = False,
+    overlays: bool = False,
+) -> Result:
+    """Answers what has no answer in `out` yet, and writes all answers into `out/file`.
+
+    Args:
+        overwrite: answer everything anew.
+        overlays: also draw every answer; images without their pictures are answered again.
+
+    Raises InputError if `out` holds the answers of something else or cannot be written, or no image
+    can be read.
+    """
+    settings = {
+        "weights": predictor.weights_sha256,
+        "language_model": predictor.text_encoder.sha256,
+        "matmul_precision": predictor.matmul_precision,
+        "mask_type": mask_type,
+    }
+    answers = Answers(out, settings, overlays)
+    # Without answers, a file of that name is somebody else's.
+    refuse_overwrite(out / file, overwrite or (out / "answers").is_dir())
+    waiting = [task for task in tasks if overwrite or not answers.has(task)]
+    failed: dict[str, str] = {}
+
+    def read(task: Task) -> Asked | None:
+        try:
+            image = read_image(task.path, task.size)
+        except InputError as error:
+            # One damaged file in a folder of thousands must not end the call.
+            failed[task.name] = str(error)
+            return None
+        return Asked(predictor.frame(image), [text for _, text in task.queries], mask_type, task)
+
+    def finish(asked: Asked, predictions: Iterable[Prediction]) -> None:
+        task: Task = asked.about
+        pictures = answers.pictures(task)
+        pixels = open_image(task.path) if pictures else None
+        entries = []
+        for number, prediction in enumerate(predictions):
+            if pixels is not None:
+                with atomic_write(pictures[number]) as part:
+                    Image.fromarray(prediction.captioned_overlay(pixels)).save(part, format="PNG")
+            entries.append(prediction.to_coco())
+        answers.write(task, entries)
+
+    with show_progress("answering about images", len(waiting)) as advance:
+        for _ in predictor.stream(waiting, read, finish):
+            advance(1)
+    if len(failed) == len(tasks):
+        raise InputError(f"no image could be read; {next(iter(failed.values()))}")
+    answers.write_all(out / file, [task for task in tasks if task.name not in failed])
+    return Result(len(waiting) - len(failed), len(tasks) - len(waiting), failed)
+
+
+def read_image(path: Path, size: tuple[int, int] | None = None) -> Any:
+    """Opens an image `uint8 [H W 3]`, and warns if it has several frames.
+
+    Args:
+        size: height and width that it must have.
+    """
+    image = open_image(path) if size is None else open_annotated(path, size, "the data set")
+    if (count := frames(path)) > 1:
+        print(
+            f"warning: {path}: it has {count} frames; the first one is looked at", file=sys.stderr
+        )
+    return image
+
+
+def other_files(image: str) -> list[str]:
+    """Returns the names of what is in a folder beside its images, without hidden files."""
+    if not Path(image).is_dir():
+        return []
+    names = []
+    for path in sorted(Path(image).iterdir()):
+        is_image = path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES
+        if not is_image and not path.name.startswith("."):
+            names.append(f"{path.name}/" if path.is_dir() else path.name)
+    return names
+
+
+def slug(sentence: str) -> str:
+    """Returns the beginning of a sentence as part of a file name: "the-red-mug"."""
+    words = "".join(c if c.isalnum() else " " for c in sentence.lower()).split()
+    return "-".join(words)[:MAX_LETTERS].rstrip("-") or "query"
