@@ -116,24 +116,12 @@ class DecoderConfig:
     pixels of .01 would weigh as much as a small object, so 2 is better where masks end sharply, as
     those of drawn scenes do; 1 where they are vague, as those of few photos are (docs/log.md). It
     changes no weights."""
-    similarity: bool = False
-    """Compare every pixel with the words of a query: the map leads the attention of the first
-    block, is one more channel for kernels, and tells the presence logit its best value; `shared`
-    only."""
-    multi_scale: bool = False
-    """The last block reads the image at half of the tokens' stride, and pixel features get one more
-    3x3 convolution at that stride and one at a quarter; `shared` only."""
 
     @property
     def region_dim(self) -> int:
         """Channels that an image region has: those of the pixel features and of a pixel's
         coordinates."""
         return self.mask_dim + NUM_COORDINATES
-
-    @property
-    def kernel_dim(self) -> int:
-        """Channels of a query's kernel: those of a region, and the similarity with its words."""
-        return self.region_dim + int(self.similarity)
 
 
 LITE2_BLOCK_DIMS = (16, *3 * (24,), *3 * (48,), *4 * (88,), *4 * (120,))
@@ -237,12 +225,7 @@ class LossConfig:
     slots: float = 0.15
     """Masks of the single instances of a query, one slot each, at half resolution."""
     aux: float = 0.5
-    """Fused masks after the earlier decoder blocks, at half resolution; and the similarity of the
-    pixels with the words, where the decoder uses it."""
-    uncertain: float = 0.0
-    """How much of a mask's cross entropy is the mean over its most uncertain cells, an eighth of
-    all; the rest is the mean over all cells. Mask2Former's sampled points have 0.75; 0 = all cells
-    alike."""
+    """Fused masks after the earlier decoder blocks, at half resolution."""
     type: float = 1.0
     """The decision which of the two masks a sentence asks for."""
     type_smoothing: float = 0.03
@@ -321,10 +304,6 @@ class DataConfig:
     crop: float = 1.0
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
     cut are left out, and positions among objects of which one is."""
-    scale_jitter: tuple[float, float] = (1.0, 1.0)
-    """Smallest and largest factor by which the size of an image changes at random. Above 1 the
-    image is cropped, and queries are left out as by `crop`. Below 1 the image fills a part of the
-    model's frame."""
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries
     name colours."""
@@ -342,11 +321,6 @@ class DataConfig:
         (`workers`) would need a copy of what is kept.
         """
         return self.fresh or self.workers > 0
-
-    @property
-    def changes_scale(self) -> bool:
-        """Whether `scale_jitter` does anything."""
-        return self.scale_jitter != (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -505,11 +479,6 @@ def check_config(config: Config) -> Config:
         raise InputError(
             f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)"
         )
-    if not 0 < data.scale_jitter[0] <= data.scale_jitter[1]:
-        raise InputError(
-            f"--data.scale-jitter {data.scale_jitter[0]} {data.scale_jitter[1]}: give two factors "
-            "above 0, the smaller one first, such as 0.5 2; 1 1 = none"
-        )
     if not 0 <= data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none")
     slots = config.model.decoder.slots
@@ -526,13 +495,6 @@ def check_config(config: Config) -> Config:
     if not 0 <= loss.type_smoothing < 0.5:
         raise InputError(
             f"--loss.type-smoothing {loss.type_smoothing} is not in [0, 0.5); 0 = none"
-        )
-    if not 0 <= loss.uncertain <= 1:
-        raise InputError(f"--loss.uncertain {loss.uncertain} is not in [0, 1]; 0 = all cells alike")
-    if loss.uncertain and loss.masks == "sam":
-        raise InputError(
-            "--loss.uncertain is for cross entropy, and --loss.masks sam has a focal loss; give "
-            "--loss.masks mask2former or lisa"
         )
     if config.model.refines and loss.instance <= 0:
         raise InputError(
@@ -608,10 +570,6 @@ def check_sizes(model: ModelConfig) -> None:
             f"{dim} is odd; half of the channels of a position are sines, the other half cosines"
         )
     if decoder.type == "sam":
-        for name in ("similarity", "multi_scale"):
-            if getattr(decoder, name):
-                flag = f"--model.decoder.{name.replace('_', '-')}"
-                raise InputError(f"{flag} is for --model.decoder.type shared; leave out one")
         if decoder.dim != vision.out_dim:
             raise InputError(
                 f"{dim}: SAM's decoder reads the image tokens as they are; give "

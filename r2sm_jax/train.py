@@ -254,7 +254,6 @@ def prepare_images(config: Config, log: Log) -> PreparedSource:
         image_size,
         config.model.mask_size,
         crop=data.crop,
-        scale_jitter=data.scale_jitter,
         fresh=data.fresh,
     )
     is_kept = False

@@ -145,7 +145,6 @@ def measure_data(args: Sequence[str]) -> Figures:
         vision.image_size,
         config.model.mask_size,
         crop=data.crop,
-        scale_jitter=data.scale_jitter,
         fresh=data.fresh,
     )
     assemble = ExampleBuilder(

@@ -1,4 +1,4 @@
-"""A new picture at every visit, worker processes, sizes that change, and averaged weights."""
+"""A new picture at every visit, worker processes, and averaged weights."""
 
 import json
 import multiprocessing
@@ -19,10 +19,8 @@ from test_train import arrays, assert_bit_identical, at_step, losses
 
 import r2sm_jax.train as train_module
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
-from r2sm_jax.data.augment import random_scale
 from r2sm_jax.data.batches import ExampleBuilder, TokenIds, training_batches
 from r2sm_jax.data.dataset import Dataset
-from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.shared_records import SharedRecords
 from r2sm_jax.data.text_states import TextStates
@@ -188,7 +186,7 @@ def test_shared_records_are_those_of_the_groups():
 @pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_a_run_with_all_of_it_resumes_exactly(tiny_config, tmp_path, monkeypatch):
-    data = replace(tiny_config.data, fresh=True, scale_jitter=(0.5, 2.0))
+    data = replace(tiny_config.data, fresh=True)
     loop = replace(tiny_config.train, ema=0.9, steps=3)
     config = replace(tiny_config, data=data, train=loop)
     whole, parts = (replace(config, run=str(tmp_path / name)) for name in ("whole", "parts"))
@@ -218,45 +216,9 @@ def test_the_average_follows_the_weights():
     assert update_average(average, params, jnp.array(1000), 0.9)["w"][0] == pytest.approx(0.4)
 
 
-# Sizes.
-
-
-def test_a_smaller_image_fills_a_part_of_the_frame():
-    letterbox = Letterbox(40, 80, 32, share=0.5)
-    assert letterbox.resized == (8, 16)
-    assert letterbox.valid().sum() == 8 * 16
-    whole = letterbox.coverage(np.ones((40, 80), bool), 16)
-    assert (whole[:4, :8] == 255).all() and whole.sum() == 4 * 8 * 255
-    image = letterbox.image(np.full((40, 80, 3), 200, np.uint8))
-    assert (image[:8, :16] == 200).all() and not (image[8:] == 200).any()
-
-
-def test_sizes_are_drawn_between_their_limits():
-    sample = open_source("scenes", "train", count=1, size=SIZE)[0]
-    shares, sides = [], []
-    for seed in range(60):
-        scaled, share = random_scale(sample, (0.5, 2.0), np.random.default_rng(seed))
-        assert share == 1 or scaled is sample
-        shares.append(share)
-        sides.append(scaled.image.shape[0] / SIZE)
-    assert 0.5 <= min(shares) < 0.6 and 0.5 <= min(sides) < 0.6
-    assert 20 < sum(share < 1 for share in shares) < 40
-
-
-def test_boxes_shrink_with_the_image():
-    sample = open_source("scenes", "train", count=1, size=SIZE)[0]
-    source = PreparedSource(open_source("scenes", "train", count=1, size=SIZE), SIZE, 24)
-    whole, half = source.prepare(sample), source.prepare(sample, share=0.5)
-    np.testing.assert_allclose(half["boxes"], whole["boxes"] / 2, rtol=1e-6)
-    areas = half["amodal"].astype(float).sum((1, 2)) / whole["amodal"].astype(float).sum((1, 2))
-    np.testing.assert_allclose(areas, 0.25, atol=0.02)
-
-
 @pytest.mark.parametrize(
     ("config", "flag"),
     [
-        (Config(data=DataConfig(scale_jitter=(2.0, 0.5))), "--data.scale-jitter"),
-        (Config(data=DataConfig(scale_jitter=(0.0, 1.0))), "--data.scale-jitter"),
         (Config(data=DataConfig(workers=-1)), "--data.workers"),
         (Config(train=LoopConfig(ema=1.0)), "--train.ema"),
     ],

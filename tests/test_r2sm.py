@@ -82,7 +82,7 @@ def test_instance_kernels_depend_on_their_own_pixels():
         return model.instance_kernels(ImageFeatures(pixels, pixels, pixels), regions).weights
 
     kernels = kernels_of(pixels)
-    assert kernels.shape == (1, 1, 2, 2, DECODER.kernel_dim) and np.isfinite(kernels).all()
+    assert kernels.shape == (1, 1, 2, 2, DECODER.region_dim) and np.isfinite(kernels).all()
     np.testing.assert_array_equal(kernels, kernels_of(pixels.at[:, :, 2:].add(1)))
     changed = kernels_of(pixels.at[:, :, :2].add(1))
     assert not np.allclose(kernels[:, :, 0], changed[:, :, 0])
@@ -96,7 +96,7 @@ def test_refined_kernels_by_hand(present, shares):
     model, _ = make(TINY)
     pixels = normal(1, 4, 4, DECODER.mask_dim)
     features = ImageFeatures(pixels, pixels, pixels)
-    first = MaskKernels(normal(1, 1, 3, 2, DECODER.kernel_dim), jnp.zeros((1, 1, 3, 2)))
+    first = MaskKernels(normal(1, 1, 3, 2, DECODER.region_dim), jnp.zeros((1, 1, 3, 2)))
     refined = model.refine_kernels(first, jnp.array([[[-1.0, *present]]]), features)
     regions = jax.nn.sigmoid(predict_masks(first, pixels)[0])[:, 0] ** DECODER.refine_exponent
     second = model.instance_kernels(features, regions)
@@ -114,7 +114,7 @@ def test_long_tails_of_a_mask_hardly_change_its_refined_kernels():
     pixels = jnp.asarray(np.where(on_object, 1.0, -1.0) * np.ones(DECODER.mask_dim), jnp.float32)
     features = ImageFeatures(pixels, pixels, pixels)
     # A kernel whose logits are 4 on the object and -4, so probability 0.018, elsewhere.
-    weights = jnp.zeros((1, 1, 2, 2, DECODER.kernel_dim)).at[..., 0].set(4.0)
+    weights = jnp.zeros((1, 1, 2, 2, DECODER.region_dim)).at[..., 0].set(4.0)
     kernels = MaskKernels(weights, jnp.zeros((1, 1, 2, 2)))
     errors = []
     for exponent in (1.0, 2.0):

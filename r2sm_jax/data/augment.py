@@ -1,4 +1,4 @@
-"""Random changes of training samples: crops, sizes, colours, mirroring, tokens that are hidden."""
+"""Random changes of training samples: crops, colours, mirroring, tokens that are hidden."""
 
 import re
 from dataclasses import replace
@@ -30,23 +30,6 @@ def random_crop(sample: Sample, min_share: float, rng: np.random.Generator) -> S
     rows = random_interval(height, rng.uniform(min_share, 1), rng)
     columns = random_interval(width, rng.uniform(min_share, 1), rng)
     return cut_out(sample, (rows, columns))
-
-
-def random_scale(
-    sample: Sample, limits: tuple[float, float], rng: np.random.Generator
-) -> tuple[Sample, float]:
-    """A sample and the share of the model's frame that it fills, for a random factor of its size.
-
-    All factors within the limits are equally likely on a logarithmic scale. Above 1 a random window
-    of the sample fills the frame, below 1 the sample fills a part of it.
-    """
-    scale = float(np.exp(rng.uniform(*np.log(limits))))
-    if scale <= 1:
-        return sample, scale
-    height, width = sample.image.shape[:2]
-    rows = random_interval(height, 1 / scale, rng)
-    columns = random_interval(width, 1 / scale, rng)
-    return cut_out(sample, (rows, columns)), 1.0
 
 
 def cut_out(sample: Sample, window: tuple[slice, slice]) -> Sample:

@@ -50,7 +50,6 @@ from r2sm_jax.data.augment import (
     jitter_colours,
     mirror,
     random_crop,
-    random_scale,
 )
 from r2sm_jax.data.prepare import Prepared, PreparedSource
 from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer
@@ -276,14 +275,11 @@ class VisitBuilder:
         if not source.is_augmented and not source.fresh:
             return self.build_example(visit.index, source[visit.index], rng)
 
-        # Crop and size are drawn before everything else.
+        # The crop is drawn before everything else.
         sample = source.sample_at(visit.index, visit.number)
-        share = 1.0
         if source.crop < 1:
             sample = random_crop(sample, source.crop, rng)
-        if source.scale_jitter != (1.0, 1.0):
-            sample, share = random_scale(sample, source.scale_jitter, rng)
-        return self.build_example(visit.index, source.prepare(sample, share=share), rng)
+        return self.build_example(visit.index, source.prepare(sample), rng)
 
 
 def training_batches(

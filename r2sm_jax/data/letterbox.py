@@ -23,17 +23,15 @@ BAND_ROWS = 256
 class Letterbox:
     """Fits an image `[height width]` into a square frame with sides of `size`.
 
-    The longer side is scaled to `size`, or to a `share` of it, the aspect stays, and the rest is
-    padded at the right and at the bottom. Images, masks and logits share one geometry: pixel
-    centres at half-integers (`align_corners=False`), scaled by `resized / original` along each
-    axis, top left corners on each other.
+    The longer side is scaled to `size`, the aspect stays, and the rest is padded at the right and
+    at the bottom. Images, masks and logits share one geometry: pixel centres at half-integers
+    (`align_corners=False`), scaled by `resized / original` along each axis, top left corners on
+    each other.
     """
 
     height: int
     width: int
     size: int
-    share: float = 1.0
-    """The longer side fills this share of the frame's."""
 
     def __post_init__(self) -> None:
         if min(self.height, self.width, self.size) < 1:
@@ -44,7 +42,7 @@ class Letterbox:
     @property
     def resized(self) -> tuple[int, int]:
         """Height and width of the image inside the frame."""
-        scale = self.share * self.size / max(self.height, self.width)
+        scale = self.size / max(self.height, self.width)
         return max(1, int(self.height * scale + 0.5)), max(1, int(self.width * scale + 0.5))
 
     def image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "S S 3"]:

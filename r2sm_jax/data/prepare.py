@@ -43,15 +43,14 @@ def prepare(
     image_size: int,
     mask_size: int,
     vocabulary: dict[str, tuple[str, ...]],
-    share: float = 1.0,
 ) -> Prepared:
     """Letterboxes a sample and pools its masks to the resolution of the losses.
 
-    The image fills a `share` of the frame. Ignored instances, and queries that mean one, are left
+    Ignored instances, and queries that mean one, are left
     out.
     """
     height, width = sample.image.shape[:2]
-    letterbox = Letterbox(height, width, image_size, share)
+    letterbox = Letterbox(height, width, image_size)
     instances = [instance for instance in sample.instances if not instance.ignore]
     ignored = [instance.complete for instance in sample.instances if instance.ignore]
 
@@ -88,7 +87,7 @@ def prepare(
         "amodal": amodal,
         "has_amodal": np.array([instance.amodal is not None for instance in instances], bool),
         "labels": labels,
-        "boxes": boxes.reshape(-1, 4) * (share / max(height, width)),
+        "boxes": boxes.reshape(-1, 4) / max(height, width),
         "pixel_weight": _pool_pixels(letterbox, mask_size, ignored),
         "query_instances": np.array(query_instances, bool).reshape(len(queries), len(ids)),
         "is_amodal": np.array([query.mask_type == "amodal" for query in queries], bool),
@@ -154,7 +153,6 @@ class PreparedSource:
         mask_size: int,
         *,
         crop: float = 1.0,
-        scale_jitter: tuple[float, float] = (1.0, 1.0),
         fresh: bool = False,
     ):
         """The samples of `source` at these sizes.
@@ -164,12 +162,10 @@ class PreparedSource:
             image_size: Pixels of a side of the letterboxed image.
             mask_size: Cells of a side of the masks.
             crop: The smallest share of a side that a random crop keeps; 1 = no crops.
-            scale_jitter: The smallest and the largest random factor of an image's size.
             fresh: Whether a sample is made anew at each visit. Its source must do so.
         """
         self.source = source
         self.crop = crop
-        self.scale_jitter = scale_jitter
         self.fresh = fresh
         self.sizes = (image_size, mask_size)
         self.prepare = partial(
@@ -196,8 +192,8 @@ class PreparedSource:
 
     @property
     def is_augmented(self) -> bool:
-        """Whether samples are cropped or scaled at random, and so cannot be kept."""
-        return self.crop < 1 or self.scale_jitter != (1.0, 1.0)
+        """Whether samples are cropped at random, and so cannot be kept."""
+        return self.crop < 1
 
     def sample_at(self, index: int, visit: int) -> Sample:
         """The sample that a visit reads in place of sample `index`, in full size and not cropped.

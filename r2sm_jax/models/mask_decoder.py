@@ -18,7 +18,7 @@ from einops import rearrange, reduce
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.config import DECODER_HEAD, NUM_COORDINATES, DecoderConfig, ModelConfig
+from r2sm_jax.config import DECODER_HEAD, DecoderConfig, ModelConfig
 from r2sm_jax.models.image_encoder import VisionFeatures
 from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear, truncated_normal
 
@@ -30,8 +30,6 @@ MAX_ATTENTION_BIAS = 3.0
 """Largest logit by which a block's mask shifts the next block's attention. Mask2Former hides
 everything outside of the mask. Factors between exp(-3) and exp(3) lead attention there as well, and
 a mask that is wrong can still recover."""
-NUM_EVIDENCE = 2
-"""Numbers that the similarity of all pixels with the words gives the presence logit."""
 PIXEL_SHUFFLE = "b h w (y x c) -> b (h y) (w x) c"
 """A dense layer and this rearrangement are a 2x2 transposed convolution."""
 
@@ -72,8 +70,6 @@ class DecoderOutput(NamedTuple):
     leave 0..1."""
     pixel_features: Float[Array, "b *k h w c"]
     """Those of the image, or in SAM's decoder those of each query."""
-    similarity: Float[Array, "b k _h2 _w2"] | None = None
-    """Logits that a pixel shows what the words of a query name, at half of the tokens' stride."""
     type_state: Float[Array, "b k d"] | None = None
     """The token that the `decoder` mask-type head reads."""
 
@@ -89,16 +85,13 @@ def make_kernels(outputs: Float[Array, "b k q _o"]) -> MaskKernels:
 
 
 def predict_mask_logits(
-    kernels: MaskKernels,
-    pixel_features: Float[Array, "b *k h w _c"],
-    similarity: Float[Array, "b k _h2 _w2"] | None = None,
+    kernels: MaskKernels, pixel_features: Float[Array, "b *k h w _c"]
 ) -> Float[Array, "b k q 2 h w"]:
     """Applies every kernel to every pixel, in float32: logits of the modal and of the completing
     mask.
 
     Pixel features are those of the image [b h w c], or of each query [b k h w c] in SAM's decoder.
-    Kernels for an image's features have `NUM_COORDINATES` more channels, for `coordinate_features`,
-    and one more for the `similarity` with the words of each query where that is given.
+    Kernels for an image's features have `NUM_COORDINATES` more channels, for `coordinate_features`.
     """
     b, k, q, _, _ = kernels.weights.shape
     biases = kernels.biases[..., None, None]
@@ -111,36 +104,22 @@ def predict_mask_logits(
     features = pixel_features.astype(weights.dtype)
     coordinates = coordinate_features(features.shape[1])
     num_features = features.shape[-1]
-    region_dim = num_features + NUM_COORDINATES
     # Two products instead of one over concatenated channels: the coordinates need not be repeated
     # for every image.
     logits = jnp.einsum("bnc,bhwc->bnhw", weights[..., :num_features], features)
-    logits += jnp.einsum("bnc,hwc->bnhw", weights[..., num_features:region_dim], coordinates)
-    logits = rearrange(logits, "b (k q two) h w -> b k q two h w", b=b, k=k, q=q)
-    if similarity is not None:
-        resized = resize_maps(similarity, features.shape[1])
-        logits += kernels.weights[..., region_dim, None, None] * resized[:, :, None, None]
-    return logits + biases
+    logits += jnp.einsum("bnc,hwc->bnhw", weights[..., num_features:], coordinates)
+    return rearrange(logits, "b (k q two) h w -> b k q two h w", b=b, k=k, q=q) + biases
 
 
 def predict_masks(
-    kernels: MaskKernels,
-    pixel_features: Float[Array, "b *k h w _c"],
-    similarity: Float[Array, "b k _h2 _w2"] | None = None,
+    kernels: MaskKernels, pixel_features: Float[Array, "b *k h w _c"]
 ) -> tuple[Float[Array, "b k q h w"], Float[Array, "b k q h w"]]:
     """Modal and amodal mask logits. The amodal mask is the maximum of the modal and the completing
     one, so that the modal mask lies within the amodal one for any weights."""
-    logits = predict_mask_logits(kernels, pixel_features, similarity)
+    logits = predict_mask_logits(kernels, pixel_features)
     modal = logits[:, :, :, 0]
     amodal = logits.max(axis=3)
     return modal, amodal
-
-
-def resize_maps(maps: Float[Array, "*n h w"], size: int) -> Float[Array, "*n _size _size"]:
-    """Square maps at another resolution, bilinearly; smaller ones are means of what they cover."""
-    if maps.shape[-1] == size:
-        return maps
-    return jax.image.resize(maps, (*maps.shape[:-2], size, size), "bilinear")
 
 
 def coordinate_features(size: int) -> Float[Array, "h w 4"]:
@@ -170,19 +149,6 @@ def mean_pool(features: Float[Array, "b h w c"], size: int) -> Float[Array, "b _
     """Pixel features at a resolution a whole number of times lower."""
     cell = features.shape[1] // size
     return reduce(features, "b (h y) (w x) c -> b h w c", "mean", y=cell, x=cell)
-
-
-def similarity_evidence(similarity: Float[Array, "b k h w"]) -> Float[Array, "b k 2"]:
-    """Whether the picture has what the words name: the logit of the best pixels, and its margin
-    over the mean of all."""
-    flat = rearrange(similarity, "b k h w -> b k (h w)")
-    # Not the maximum, whose gradient would be that of a single pixel, and is not finite where XLA
-    # rounds the maximum and its pixel differently.
-    share = jax.lax.stop_gradient(jax.nn.softmax(flat, axis=-1))
-    best = (share * flat).sum(-1)
-    margin = best - flat.mean(-1)
-    # Divided for a variance near 1, as that of the channels beside them.
-    return jnp.stack([best, margin], axis=-1) / 4
 
 
 class Upscale(nnx.Module):
@@ -222,13 +188,6 @@ class PixelDecoder(nnx.Module):
         )
         self.norm = nnx.LayerNorm(decoder.mask_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.out = Linear(decoder.mask_dim, decoder.mask_dim, dtype=dtype, rngs=rngs)
-        coarse_conv = None
-        fine_conv = None
-        if decoder.multi_scale:
-            coarse_conv = ConvBlock(decoder.fine_dim, dtype=dtype, rngs=rngs)
-            fine_conv = ConvBlock(decoder.mask_dim, dtype=dtype, rngs=rngs)
-        self.coarse_conv = coarse_conv
-        self.fine_conv = fine_conv
 
     def __call__(
         self, features: VisionFeatures
@@ -236,11 +195,7 @@ class PixelDecoder(nnx.Module):
         """Returns coarse and fine features: 2 and 4 times the resolution of the tokens."""
         fine_skip, coarse_skip = features.skips
         coarse = self.refine(self.coarse(features.tokens, coarse_skip))
-        if self.coarse_conv is not None:
-            coarse = self.coarse_conv(coarse)
         fine = self.fine(coarse, fine_skip)
-        if self.fine_conv is not None:
-            fine = self.fine_conv(fine)
         fine = fine + self.out(nnx.relu(self.norm(fine)))
         return coarse, fine
 
@@ -285,60 +240,6 @@ class DecoderBlock(nnx.Module):
         return tokens + self.mlp(self.norms[2](tokens))
 
 
-class WordSimilarity(nnx.Module):
-    """Words of a query -> a vector to compare with every pixel.
-
-    The pixels' side of the product is `DenseOutput.visible`, which learns to name the object that a
-    pixel lies on.
-    """
-
-    def __init__(self, dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.word_scores = Linear(dim, 1, dtype=dtype, rngs=rngs)
-        self.vector = MLP((dim, dim, dim + 1), dtype=dtype, rngs=rngs)
-
-    def __call__(
-        self,
-        words: Float[Array, "b k t d"],
-        text_mask: Bool[Array, "b k t"],
-        visible: Float[Array, "b h w d"],
-    ) -> Float[Array, "b k h w"]:
-        """Logits that a pixel shows what the words name, in float32."""
-        scores = jnp.where(text_mask, self.word_scores(words)[..., 0].astype(jnp.float32), -1e9)
-        share = jax.nn.softmax(scores, axis=-1).astype(words.dtype)
-        pooled = jnp.einsum("bkt,bktd->bkd", share, words)
-        outputs = self.vector(pooled).astype(jnp.float32)
-        vector, bias = outputs[..., :-1], outputs[..., -1]
-        products = jnp.einsum("bkd,bhwd->bkhw", vector, visible.astype(jnp.float32))
-        return products * visible.shape[-1] ** -0.5 + (bias + MASK_BIAS_INIT)[..., None, None]
-
-
-class KeyLevel(NamedTuple):
-    """What a block reads of the image: tokens at one stride, and pixel features at the same."""
-
-    keys: Float[Array, "b n d"]
-    positions: Float[Array, "n d"]
-    pixel_features: Float[Array, "b h w c"]
-
-
-class CoarseKeys(nnx.Module):
-    """Pixel features at half of the tokens' stride -> keys and their positions."""
-
-    def __init__(self, config: ModelConfig, frequencies: Float[Array, "2 _f"], *, rngs: nnx.Rngs):
-        """`frequencies` are those of the image tokens' positions."""
-        decoder = config.decoder
-        dtype = jnp.dtype(config.dtype)
-        centres = grid_centres(2 * config.vision.grid)
-        self.positions = Buffer(fourier_features(centres, frequencies))
-        self.norm = nnx.LayerNorm(decoder.fine_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.keys = Linear(decoder.fine_dim, decoder.dim, dtype=dtype, rngs=rngs)
-
-    def __call__(
-        self, coarse: Float[Array, "b h w c"]
-    ) -> tuple[Float[Array, "b n d"], Float[Array, "n d"]]:
-        keys = self.keys(self.norm(rearrange(coarse, "b h w c -> b (h w) c")))
-        return keys, self.positions[...].astype(keys.dtype)
-
-
 class MaskDecoder(nnx.Module):
     """Words and image -> kernels of the fused mask and of N instance slots."""
 
@@ -361,57 +262,39 @@ class MaskDecoder(nnx.Module):
             [DecoderBlock(decoder, dtype=dtype, rngs=rngs) for _ in range(decoder.depth)]
         )
         self.norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        num_outputs = 2 * (decoder.kernel_dim + 1)
+        num_outputs = 2 * (decoder.region_dim + 1)
         self.fused_kernels = MLP((d, d, d, num_outputs), dtype=dtype, rngs=rngs)
         self.slot_kernels = MLP((d, d, d, num_outputs), dtype=dtype, rngs=rngs)
-        score_dim = d + NUM_EVIDENCE if decoder.similarity else d
-        self.scores = MLP((score_dim, d, 3), dtype=dtype, rngs=rngs)
-        similarity = None
-        if decoder.similarity:
-            similarity = WordSimilarity(d, dtype=dtype, rngs=rngs)
-        self.similarity = similarity
-        coarse_keys = None
-        if decoder.multi_scale:
-            coarse_keys = CoarseKeys(config, frequencies, rngs=rngs)
-        self.coarse_keys = coarse_keys
+        self.scores = MLP((d, d, 3), dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
         image: Float[Array, "b h w d"],
-        coarse: Float[Array, "b _h2 _w2 _c2"],
         pixel_features: Float[Array, "b _h _w c"],
         text: Float[Array, "b k t e"],
         text_mask: Bool[Array, "b k t"],
-        visible: Float[Array, "b _h2 _w2 _d"] | None = None,
     ) -> DecoderOutput:
-        """`coarse` and `pixel_features` are the pixel decoder's; `visible`, which the similarity
-        with words needs, is the dense output of `coarse`."""
+        """Reads image tokens and token states; `pixel_features` are the pixel decoder's fine
+        ones."""
         b, k, _, _ = text.shape
         words = self.text_norm(self.text(text))
         tokens = self.output_tokens[...].astype(words.dtype)
         tokens = jnp.broadcast_to(tokens, (b, k, *tokens.shape))
-
-        similarity = None
-        if self.similarity is not None:
-            assert visible is not None
-            similarity = self.similarity(words, text_mask, visible)
+        keys = self.image(rearrange(image, "b h w d -> b (h w) d"))
+        positions = self.positions[...].astype(keys.dtype)
+        grid_features = mean_pool(pixel_features, image.shape[1])
 
         kernels_of_blocks: list[MaskKernels] = []
-        levels = self._key_levels(image, coarse, pixel_features)
-        for block, level in zip(self.blocks, levels, strict=True):
-            # The masks of a block lead the attention of the next one, those of words the first.
-            kernels = kernels_of_blocks[-1] if kernels_of_blocks else None
-            image_bias = self._image_bias(kernels, level.pixel_features, similarity)
-            tokens = block(tokens, words, text_mask, level.keys, level.positions, image_bias)
-            kernels_of_blocks.append(self._kernels(self.norm(tokens[:, :, : self.num_masks])))
+        image_bias = None
+        for block in self.blocks:
+            tokens = block(tokens, words, text_mask, keys, positions, image_bias)
+            kernels = self._kernels(self.norm(tokens[:, :, : self.num_masks]))
+            kernels_of_blocks.append(kernels)
+            # The masks of a block lead the attention of the next one.
+            image_bias = self._image_bias(kernels, grid_features)
 
         tokens = self.norm(tokens)
-        score_inputs = tokens[:, :, : self.num_masks]
-        if similarity is not None:
-            evidence = similarity_evidence(similarity)[:, :, None].astype(tokens.dtype)
-            evidence = jnp.broadcast_to(evidence, (b, k, self.num_masks, NUM_EVIDENCE))
-            score_inputs = jnp.concatenate([score_inputs, evidence], axis=-1)
-        scores = self.scores(score_inputs).astype(jnp.float32)
+        scores = self.scores(tokens[:, :, : self.num_masks]).astype(jnp.float32)
         return DecoderOutput(
             kernels=kernels_of_blocks[-1],
             aux_kernels=tuple(kernels_of_blocks[:-1]),
@@ -420,25 +303,8 @@ class MaskDecoder(nnx.Module):
             presence=scores[..., 0],
             iou=jax.nn.sigmoid(scores[..., 1:]),
             pixel_features=pixel_features,
-            similarity=similarity,
             type_state=tokens[:, :, -1] if self.has_type_token else None,
         )
-
-    def _key_levels(
-        self,
-        image: Float[Array, "b h w d"],
-        coarse: Float[Array, "b _h2 _w2 _c2"],
-        pixel_features: Float[Array, "b _h _w c"],
-    ) -> list[KeyLevel]:
-        """What each block reads: the image tokens, or in the last one the coarse features."""
-        keys = self.image(rearrange(image, "b h w d -> b (h w) d"))
-        positions = self.positions[...].astype(keys.dtype)
-        level = KeyLevel(keys, positions, mean_pool(pixel_features, image.shape[1]))
-        levels = [level] * len(self.blocks)
-        if self.coarse_keys is not None:
-            keys, positions = self.coarse_keys(coarse)
-            levels[-1] = KeyLevel(keys, positions, mean_pool(pixel_features, coarse.shape[1]))
-        return levels
 
     def _kernels(self, tokens: Float[Array, "b k q d"]) -> MaskKernels:
         fused = self.fused_kernels(tokens[:, :, :1])
@@ -446,25 +312,11 @@ class MaskDecoder(nnx.Module):
         return make_kernels(jnp.concatenate([fused, slots], axis=2))
 
     def _image_bias(
-        self,
-        kernels: MaskKernels | None,
-        grid_features: Float[Array, "b h w c"],
-        similarity: Float[Array, "b k _h2 _w2"] | None,
-    ) -> Float[Array, "b k _q _n"] | None:
-        """Attention logits of the image tokens from the amodal masks of a block; 0 for the type
-        token.
-
-        Before the first block there are no kernels: the similarity with words leads it, or nothing.
-        """
-        size = grid_features.shape[1]
-        masks = None
-        if kernels is not None:
-            _, masks = predict_masks(kernels, grid_features, similarity)
-        elif similarity is not None:
-            masks = resize_maps(similarity, size)[:, :, None]
-        if masks is None:
-            return None
-        masks = jnp.broadcast_to(masks, (*masks.shape[:2], self.num_masks, size, size))
+        self, kernels: MaskKernels, grid_features: Float[Array, "b h w c"]
+    ) -> Float[Array, "b k _q n"]:
+        """Attention logits of the n image tokens from the amodal masks of a block; 0 for the type
+        token."""
+        _, masks = predict_masks(kernels, grid_features)
         # As in Mask2Former no gradient flows back through the attention mask.
         bias = jax.lax.stop_gradient(jnp.clip(masks, -MAX_ATTENTION_BIAS, MAX_ATTENTION_BIAS))
         bias = rearrange(bias, "b k q h w -> b k q (h w)")

@@ -126,11 +126,7 @@ class R2SMOutput(NamedTuple):
 
 
 class DenseOutput(NamedTuple):
-    """Predictions of every pixel about the object that it lies on.
-
-    They are for losses in training. Prediction reads one of them, and only with
-    `DecoderConfig.similarity`: the mask decoder compares `visible` with the words of a query.
-    """
+    """Predictions of every pixel about the object that it lies on, for losses in training."""
 
     visible: Float[Array, "b h w e"]
     """Compared with the embeddings of category and attribute names."""
@@ -233,9 +229,7 @@ class R2SM(nnx.Module):
         decoded = self.decode_kernels(image_features, text, text_mask)
 
         # A mask is the dot product of a kernel with the pixel features.
-        modal, amodal = predict_masks(
-            decoded.refined_kernels, decoded.pixel_features, decoded.similarity
-        )
+        modal, amodal = predict_masks(decoded.refined_kernels, decoded.pixel_features)
         modal = modal - self.config.mask_threshold
         amodal = amodal - self.config.mask_threshold
 
@@ -273,19 +267,14 @@ class R2SM(nnx.Module):
         """The mask decoder's kernels and scores, which losses read; `decode` makes masks of
         them."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
-        tokens, coarse, fine = image_features
+        tokens, _, fine = image_features
         if isinstance(self.decoder, SamMaskDecoder):
             decoded = self.decoder(tokens, fine, states, text_mask)
         else:
-            visible = None
-            if self.config.decoder.similarity:
-                visible = self.dense_output(image_features).visible
-            decoded = self.decoder(tokens, coarse, fine, states, text_mask, visible)
+            decoded = self.decoder(tokens, fine, states, text_mask)
         if not self.config.refines:
             return decoded
-        refined_kernels = self.refine_kernels(
-            decoded.kernels, decoded.presence, image_features, decoded.similarity
-        )
+        refined_kernels = self.refine_kernels(decoded.kernels, decoded.presence, image_features)
         return decoded._replace(refined_kernels=refined_kernels)
 
     def refine_kernels(
@@ -293,7 +282,6 @@ class R2SM(nnx.Module):
         kernels: MaskKernels,
         presence: Float[Array, "b k q"],
         image_features: ImageFeatures,
-        similarity: Float[Array, "b k _h2 _w2"] | None = None,
     ) -> MaskKernels:
         """Averages kernels with `instance_kernels` of the modal masks that they predict.
 
@@ -301,7 +289,7 @@ class R2SM(nnx.Module):
         like; they make different errors. A mean feature describes one instance, so the fused kernel
         changes only where exactly one slot has a target.
         """
-        modal, _ = predict_masks(kernels, image_features.fine, similarity)
+        modal, _ = predict_masks(kernels, image_features.fine)
         num_masks = modal.shape[2]
         # In training `instance_kernels` gets true masks, which end sharply. Predicted masks have
         # long tails of small probabilities; a power above 1 makes these smaller.
@@ -313,12 +301,6 @@ class R2SM(nnx.Module):
         pixel_weights = rearrange(
             from_pixels.weights, "b 1 (k q) two c -> b k q two c", q=num_masks
         )
-        # Kernels from words have one more channel where there is a similarity with words, the last
-        # one. Kernels from pixels do not read it: their weight is 0.
-        num_missing = kernels.weights.shape[-1] - pixel_weights.shape[-1]
-        if num_missing:
-            missing = jnp.zeros_like(pixel_weights[..., :num_missing])
-            pixel_weights = jnp.concatenate([pixel_weights, missing], axis=-1)
         pixel_biases = rearrange(from_pixels.biases, "b 1 (k q) two -> b k q two", q=num_masks)
 
         # How much of a kernel the pixels decide: half of a slot's, and half or nothing of the fused
@@ -368,7 +350,7 @@ class R2SM(nnx.Module):
         return jnp.zeros(text.shape[:2])
 
     def dense_output(self, image_features: ImageFeatures) -> DenseOutput:
-        """Per-pixel predictions: for losses in training, and for `DecoderConfig.similarity`."""
+        """Per-pixel predictions, which only losses read."""
         dim = self.config.decoder.dim
         dense = self.dense_head(image_features.coarse).astype(jnp.float32)
         visible, hidden, box = jnp.split(dense, [dim, 2 * dim], axis=-1)

@@ -44,11 +44,8 @@ def can_precompute(config: Config) -> bool:
         )
     elif data.keeps_nothing:
         reason = "pictures are made at each visit (--data.no-fresh --data.workers 0)"
-    elif data.mirror or data.crop < 1 or data.changes_scale or data.colour_jitter:
-        reason = (
-            "images are augmented (--data.no-mirror --data.crop 1 --data.scale-jitter 1 1 "
-            "--data.colour-jitter 0)"
-        )
+    elif data.mirror or data.crop < 1 or data.colour_jitter:
+        reason = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
     else:
         return True
     print(f"--data.cache-dir: image features are not cached, since {reason}", flush=True)

@@ -28,10 +28,6 @@ from r2sm_jax.training.supervision import (
 HIDDEN_BIAS = -4.0
 """Added to the logits of hidden categories, most of which are absent at most pixels."""
 
-BISECTIONS = 12
-"""Halvings of the interval 0..0.5 in which the bound of the most uncertain cells lies: it is then
-known to 0.5 / 2**12."""
-
 Losses = dict[str, Float[Array, ""]]
 
 
@@ -47,8 +43,6 @@ class TrainingOutput(NamedTuple):
     dense: DenseOutput
     names: dict[str, Float[Array, "_v e"]]
     """Projected text embeddings of each attribute's names."""
-    name_weights: dict[str, Float[Array, " _v"]]
-    """How many names each of them stands for, where names were sampled (name_sampling.py)."""
 
 
 def compute_losses(
@@ -65,25 +59,23 @@ def compute_losses(
     return {
         **query_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
         "aux": aux_loss(output.decoder, pixel_features, targets, config),
-        **similarity_loss(output.decoder, targets, config),
         **slot_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
         "instance": instance_loss(
             output.instance_kernels, output.image_features.fine, targets, config
         ),
-        **dense_losses(output.dense, output.names, targets.pixels, output.name_weights),
+        **dense_losses(output.dense, output.names, targets.pixels),
         "type": weighted_sum(type_losses, targets.type_weight),
     }
 
 
 def total_loss(losses: Losses, config: LossConfig) -> Float[Array, ""]:
     """The weighted sum that is differentiated. The fused masks have no weight in `LossConfig`: all
-    others are relative to theirs, which is 1. The similarity, where there is one, has that of
-    `aux`."""
+    others are relative to theirs, which is 1."""
     dense = [loss for name, loss in losses.items() if name.startswith("dense_")]
     return (
         losses["modal"]
         + losses["amodal"]
-        + config.aux * (losses["aux"] + losses.get("similarity", 0.0))
+        + config.aux * losses["aux"]
         + config.slots * losses["slots"]
         + config.instance * losses["instance"]
         + config.type * losses["type"]
@@ -110,8 +102,7 @@ def query_losses(
 ) -> Losses:
     """Losses of the fused masks, of their presence and of their predicted IoUs. They are token 0 of
     the axis q, hence `[:, :, 0]`."""
-    similarity = decoder.similarity
-    modal, amodal = predict_masks(decoder.kernels.fused, pixel_features, similarity)
+    modal, amodal = predict_masks(decoder.kernels.fused, pixel_features)
     modal_loss, amodal_loss = mean_mask_losses(
         modal[:, :, 0], amodal[:, :, 0], targets.queries, targets.pixel_weight[:, None], config
     )
@@ -122,9 +113,7 @@ def query_losses(
 
     # The predicted IoU is that of the final masks, which refined kernels draw. These masks have no
     # loss of their own: refining adds only `R2SM.instance_kernels`, which `instance_loss` trains.
-    refined_modal, refined_amodal = predict_masks(
-        decoder.refined_kernels.fused, pixel_features, similarity
-    )
+    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.fused, pixel_features)
     iou_losses = iou_error(
         decoder.iou[:, :, 0],
         refined_modal[:, :, 0],
@@ -156,30 +145,12 @@ def aux_loss(
 
     total = jnp.zeros(())
     for kernels in decoder.aux_kernels:
-        modal, amodal = predict_masks(kernels.fused, pixel_features, decoder.similarity)
+        modal, amodal = predict_masks(kernels.fused, pixel_features)
         modal_loss, amodal_loss = mean_mask_losses(
             modal[:, :, 0], amodal[:, :, 0], queries, pixel_weight, config
         )
         total += (modal_loss + amodal_loss) / len(decoder.aux_kernels)
     return total
-
-
-def similarity_loss(decoder: DecoderOutput, targets: Targets, config: LossConfig) -> Losses:
-    """Mean loss of the similarity of pixels with words as a modal mask, where the decoder has it.
-
-    Its target is all that the query means. A pixel cannot judge words such as "left", but it can
-    tell what is not of the kind. Queries for something absent teach every pixel of an image.
-    """
-    if decoder.similarity is None:
-        return {}
-    losses = mask_loss(
-        decoder.similarity,
-        pool_masks(targets.queries.modal),
-        pool_masks(targets.pixel_weight[:, None]),
-        config.masks,
-        config.uncertain,
-    )
-    return {"similarity": weighted_sum(losses, targets.queries.modal_weight)}
 
 
 # Slots: one mask for each instance of a query.
@@ -200,11 +171,8 @@ def slot_losses(
     pixel_weight = pool_masks(targets.pixel_weight[:, None])[:, None]
     # Token 0 is the fused one, the slots come after it.
     presence = decoder.presence[:, :, 1:]
-    similarity = decoder.similarity
-    modal, amodal = predict_masks(decoder.kernels.slots, pixel_features, similarity)
-    refined_modal, refined_amodal = predict_masks(
-        decoder.refined_kernels.slots, pixel_features, similarity
-    )
+    modal, amodal = predict_masks(decoder.kernels.slots, pixel_features)
+    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.slots, pixel_features)
 
     match_amodal = targets.match_amodal[..., None, None, None]
     match_logits = jnp.where(match_amodal, amodal, modal)
@@ -289,26 +257,17 @@ def instance_loss(
 
 
 def dense_losses(
-    dense: DenseOutput,
-    names: dict[str, Float[Array, "_v e"]],
-    targets: PixelTargets,
-    name_weights: dict[str, Float[Array, " _v"]] | None = None,
+    dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: PixelTargets
 ) -> Losses:
     """What every pixel predicts about its object: its names, the categories hidden behind it, its
     amodal box.
 
     A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no
     vocabulary is part of the weights. `total_loss` adds every loss whose name begins with "dense_".
-
-    Where names were sampled, `name_weights` says how many names each of them stands for. In the
-    softmax a name that stands for n counts as n equal names, in the other loss n times.
     """
-    name_weights = name_weights or {}
     losses: Losses = {}
     for group, embeddings in names.items():
         logits = name_logits(dense.visible, embeddings)
-        if group in name_weights:
-            logits = logits + jnp.log(name_weights[group])
         entropy = optax.softmax_cross_entropy_with_integer_labels(logits, targets.labels[group])
         losses[f"dense_{group}"] = weighted_sum(entropy, targets.label_weights[group])
 
@@ -318,8 +277,6 @@ def dense_losses(
         category = jax.nn.one_hot(targets.hidden_labels, len(names["category"]))
         is_hidden = jnp.einsum("bmhw,bmv->bhwv", targets.hidden, category) > 0
         entropies = optax.sigmoid_binary_cross_entropy(logits, is_hidden.astype(jnp.float32))
-        if "category" in name_weights:
-            entropies = entropies * name_weights["category"]
         entropy = entropies.sum(-1)
         losses["dense_hidden"] = weighted_sum(entropy, targets.hidden_weight)
 
@@ -368,9 +325,8 @@ def mean_mask_losses(
     config: LossConfig,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Mean loss of the modal and of the amodal masks that are supervised."""
-    pair, share = config.masks, config.uncertain
-    modal_losses = mask_loss(modal, targets.modal, pixel_weight, pair, share)
-    amodal_losses = mask_loss(amodal, targets.amodal, pixel_weight, pair, share)
+    modal_losses = mask_loss(modal, targets.modal, pixel_weight, config.masks)
+    amodal_losses = mask_loss(amodal, targets.amodal, pixel_weight, config.masks)
     return (
         weighted_sum(modal_losses, targets.modal_weight),
         weighted_sum(amodal_losses, targets.amodal_weight),
@@ -382,10 +338,9 @@ def mask_loss(
     target: Float[Array, "*n h w"],
     pixel_weight: Float[Array, "*#n h w"],
     pair: MaskPair,
-    uncertain_share: float = 0.0,
 ) -> Float[Array, "*n"]:
     """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
-    or SAM (paper, appendix A). `uncertain_share`: `LossConfig.uncertain`."""
+    or SAM (paper, appendix A)."""
     dice = dice_loss(logits, target, pixel_weight)
     if pair == "sam":
         focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
@@ -393,9 +348,6 @@ def mask_loss(
 
     pixel_losses = optax.sigmoid_binary_cross_entropy(logits, target)
     cross_entropy = pixel_mean(pixel_losses, pixel_weight)
-    if uncertain_share:
-        of_uncertain = uncertain_mean(pixel_losses, logits, pixel_weight)
-        cross_entropy = cross_entropy + uncertain_share * (of_uncertain - cross_entropy)
     if pair == "lisa":
         return 2 * cross_entropy + 0.5 * dice
     return 5 * cross_entropy + 5 * dice
@@ -420,36 +372,6 @@ def pixel_mean(
 ) -> Float[Array, "*n"]:
     """Weighted mean over the cells of each mask."""
     return (values * pixel_weight).sum((-2, -1)) / jnp.maximum(pixel_weight.sum((-2, -1)), 1)
-
-
-def uncertain_mean(
-    values: Float[Array, "*n h w"],
-    logits: Float[Array, "*n h w"],
-    pixel_weight: Float[Array, "*#n h w"],
-) -> Float[Array, "*n"]:
-    """Weighted mean over the cells of each mask whose logits are nearest to 0.
-
-    They are an eighth of all cells, padding included, so that their number is the same for every
-    image. Padding itself is never among them: an image with fewer cells gives all that it has.
-
-    Mask2Former (mask2former/modeling/criterion.py) trains on random points, three quarters of them
-    uncertain. Here cells are few enough to look at all of them, so that nothing is random.
-    """
-    distance = jnp.abs(jax.nn.sigmoid(jax.lax.stop_gradient(logits)) - 0.5)
-    distance = jnp.where(pixel_weight > 0, distance, jnp.inf)
-    num_cells = logits.shape[-2] * logits.shape[-1] // 8
-
-    # The distance within which `num_cells` cells lie, by bisection. Sorting would take XLA's CPU
-    # backend as long as the rest of a step.
-    low = jnp.zeros(logits.shape[:-2])
-    high = jnp.full(logits.shape[:-2], 0.5)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        is_enough = (distance <= middle[..., None, None]).sum((-2, -1)) >= num_cells
-        low = jnp.where(is_enough, low, middle)
-        high = jnp.where(is_enough, middle, high)
-    is_uncertain = distance <= high[..., None, None]
-    return pixel_mean(values, pixel_weight * is_uncertain)
 
 
 def iou_error(
@@ -491,6 +413,6 @@ def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
     pooled logits. Only x² and y² of `coordinate_features` differ: they are made anew from pooled x
     and y, and the square of a mean is not the mean of squares. With 48 cells a side in -1..1, two
     neighbours lie 1 / 48 to each side of their centre, an error of 2 (1 / 48)² = 0.0009 times the
-    weight of the channel. The similarity with words has the lower resolution already.
+    weight of the channel.
     """
     return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=POOL, x=POOL)

@@ -19,7 +19,6 @@ from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
 from r2sm_jax.progress import show_progress
 from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
-from r2sm_jax.training.name_sampling import sample_names
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.supervision import Batch, Targets, make_targets
 
@@ -77,11 +76,9 @@ def predict_for_training(
     model: R2SM,
     batch: Batch,
     names: Names,
-    name_weights: dict[str, Float[Array, " _v"]],
     instance_regions: Float[Array, "b m h w"],
 ) -> TrainingOutput:
-    """Everything that the losses compare with the targets. `name_weights` are those of
-    `sample_names`."""
+    """Everything that the losses compare with the targets."""
     # A batch holds `frozen_...` only of what is cached (training/frozen_features.py). A part that
     # is None is computed here.
     frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
@@ -105,7 +102,6 @@ def predict_for_training(
         instance_kernels=model.instance_kernels(image_features, instance_regions),
         dense=model.dense_output(image_features),
         names={group: model.name_projection(embeddings) for group, embeddings in names.items()},
-        name_weights=name_weights,
     )
 
 
@@ -120,18 +116,12 @@ def train_step(
     config: Config,
 ) -> tuple[TrainState, Values]:
     """One step of a resolved configuration."""
-    # By the number of the step, so that a resumed run takes the same names.
-    key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
-    sample = sample_names(names, batch["labels"], key)
-    batch = batch | {"labels": sample.labels}
     targets = make_targets(batch, config.loss, head=config.model.head)
 
     def loss_of_part(params: nnx.State, part: Batch, part_targets: Targets) -> tuple[Array, Values]:
         model = nnx.merge(graphdef, params, constants)
         set_matmul_precision(model, config.train.matmul_precision)
-        output = predict_for_training(
-            model, part, sample.names, sample.weights, part_targets.instance_regions
-        )
+        output = predict_for_training(model, part, names, part_targets.instance_regions)
         threshold = config.model.mask_threshold
         losses = compute_losses(output, part_targets, config.loss, threshold=threshold)
         return total_loss(losses, config.loss), losses
