@@ -11,12 +11,11 @@ if __name__ == "__main__":
 
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import load_completer
+from r2sm_jax.inference.crop_models import load_completer, load_outliner
 from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.exporter import add_parts, export
 from r2sm_jax.inference.onnx_convert import check_installed
 from r2sm_jax.inference.onnx_export import check_onnx_folder, export_onnx
-from r2sm_jax.inference.outliner import load_outliner
 from r2sm_jax.inference.publish import check_can_push, push
 from r2sm_jax.inference.run import load
 from r2sm_jax.inference.verification import verify

@@ -14,11 +14,11 @@ from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
-from r2sm_jax.inference.completion import NAME, MaskCompleter, save_completer
+from r2sm_jax.inference.crop_models import MaskCompleter, save_completer
 from r2sm_jax.inference.parts import start_weights
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import CropUNet, make_completer
 from r2sm_jax.synthetic.sources import open_dataset, spread_evenly
-from r2sm_jax.training.completion import cut_examples, make_loss
+from r2sm_jax.training.crop_models import completer_loss, cut_examples
 from r2sm_jax.training.parts import example_batches, refuse_resume, train_part
 
 THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
@@ -31,13 +31,13 @@ def train_completer(config: Config) -> Path:
     Raises InputError if the data cannot be read or have no object whose complete shape is known, or
     as `start_weights`.
     """
-    refuse_resume(config, NAME)
+    refuse_resume(config, "completer")
     sizes = config.model.completer
 
-    def build() -> Completer:
-        return Completer(sizes, rngs=nnx.Rngs(config.train.seed))
+    def build() -> CropUNet:
+        return make_completer(sizes, rngs=nnx.Rngs(config.train.seed))
 
-    graphdef, weights, frozen = start_weights(config, NAME, build)
+    graphdef, weights, frozen = start_weights(config, "completer", build)
     image_size = config.model.vision.image_size
     source = open_dataset(config.data, "train", image_size=image_size, count=config.data.scenes)
     dev = open_dataset(
@@ -68,7 +68,7 @@ def train_completer(config: Config) -> Path:
 
     return train_part(
         config,
-        make_loss(graphdef),
+        completer_loss(graphdef),
         weights,
         frozen,
         batches,

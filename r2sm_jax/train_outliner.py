@@ -12,11 +12,11 @@ from flax import nnx
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.prompts import outliner_figures, scored_objects
-from r2sm_jax.inference.outliner import NAME, MaskOutliner, save_outliner
+from r2sm_jax.inference.crop_models import MaskOutliner, save_outliner
 from r2sm_jax.inference.parts import start_weights
-from r2sm_jax.models.outliner import Outliner
+from r2sm_jax.models.crop_unet import CropUNet, make_outliner
 from r2sm_jax.synthetic.sources import open_dataset, spread_evenly
-from r2sm_jax.training.outliner import cut_prompt_examples, make_loss
+from r2sm_jax.training.crop_models import cut_prompt_examples, outliner_loss
 from r2sm_jax.training.parts import example_batches, refuse_resume, train_part
 
 
@@ -26,13 +26,13 @@ def train_outliner(config: Config) -> Path:
     Raises InputError if the data cannot be read, or `dev` has no object to judge by, or as
     `start_weights`.
     """
-    refuse_resume(config, NAME)
+    refuse_resume(config, "outliner")
     sizes = config.model.outliner
 
-    def build() -> Outliner:
-        return Outliner(sizes, rngs=nnx.Rngs(config.train.seed))
+    def build() -> CropUNet:
+        return make_outliner(sizes, rngs=nnx.Rngs(config.train.seed))
 
-    graphdef, weights, frozen = start_weights(config, NAME, build)
+    graphdef, weights, frozen = start_weights(config, "outliner", build)
     image_size = config.model.vision.image_size
     source = open_dataset(config.data, "train", image_size=image_size, count=config.data.scenes)
     dev = open_dataset(
@@ -60,4 +60,4 @@ def train_outliner(config: Config) -> Path:
         print(f"modal IoU of {figures['box']['objects']} objects: {', '.join(shown)}", flush=True)
         return {"dev": figures}
 
-    return train_part(config, make_loss(graphdef), weights, frozen, batches, judge)
+    return train_part(config, outliner_loss(graphdef), weights, frozen, batches, judge)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from r2sm_jax.config import ModelConfig
-from r2sm_jax.inference.outliner import Outline
+from r2sm_jax.inference.crop_models import Outline
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.taught_names import TaughtNames
 from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput

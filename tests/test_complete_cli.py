@@ -12,8 +12,8 @@ from PIL import Image
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.inference.completion import MaskCompleter, save_completer
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.inference.crop_models import MaskCompleter, save_completer
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.tools.complete import find_occluders
 from r2sm_jax.tools.data import main
 
@@ -34,7 +34,7 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (2, *SIZE, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def completer() -> MaskCompleter:
-    _, weights = nnx.split(Completer(CONFIG, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(CONFIG, rngs=nnx.Rngs(0)))
     return MaskCompleter(CONFIG, weights, THRESHOLD)
 
 

@@ -12,7 +12,7 @@ from r2sm_jax import export
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import stablehlo
-from r2sm_jax.inference.completion import (
+from r2sm_jax.inference.crop_models import (
     MaskCompleter,
     load_completer,
     open_completer,
@@ -22,7 +22,7 @@ from r2sm_jax.inference.export_folder import FORMAT_VERSION, RELEASED, check_exp
 from r2sm_jax.inference.exporter import add_parts
 from r2sm_jax.inference.run import load_export, load_run
 from r2sm_jax.inference.verification import verify
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import make_completer
 
 TINY = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
 MASK = np.zeros((40, 50), bool)
@@ -32,7 +32,7 @@ IMAGE = np.random.default_rng(0).integers(0, 255, (40, 50, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def completer() -> MaskCompleter:
-    _, weights = nnx.split(Completer(TINY, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(TINY, rngs=nnx.Rngs(0)))
     return MaskCompleter(TINY, weights, threshold=-2.0)
 
 

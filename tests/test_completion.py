@@ -9,8 +9,9 @@ import optax
 import pytest
 from flax import nnx
 
+from r2sm_jax.cli import to_json
 from r2sm_jax.config import CompleterConfig
-from r2sm_jax.data.crops import CropWindow, cut_crop
+from r2sm_jax.data.crops import CropWindow, cut_crop, others_of
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import (
@@ -23,21 +24,20 @@ from r2sm_jax.evaluation.completion import (
     score_object,
 )
 from r2sm_jax.evaluation.tables import _completion_table
-from r2sm_jax.inference.completion import (
+from r2sm_jax.inference.crop_models import (
     MaskCompleter,
-    completer_weights,
     load_completer,
-    others_of,
+    restore_completer,
     save_completer,
 )
-from r2sm_jax.models.completion import NUM_CHANNELS, Completer, backbone_image, make_inputs
-from r2sm_jax.training.completion import (
-    augment,
+from r2sm_jax.models.crop_unet import NUM_CHANNELS, CropUNet, make_completer
+from r2sm_jax.training.crop_models import (
+    completer_loss,
     completion_loss,
     cut_examples,
     disturb,
-    make_loss,
     move_outline,
+    vary_completion,
 )
 from r2sm_jax.training.parts import make_step
 
@@ -56,7 +56,7 @@ def rectangle(height, width, x0, y0, x1, y1):
 
 @pytest.fixture(scope="module")
 def completer():
-    _, weights = nnx.split(Completer(TINY, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(TINY, rngs=nnx.Rngs(0)))
     return MaskCompleter(TINY, weights)
 
 
@@ -78,6 +78,13 @@ def test_a_crop_pasted_back_is_the_image_there_and_the_outside_elsewhere(image):
     pasted = window.paste(crop, 60, 80, -1.0)
     np.testing.assert_array_equal(pasted[10:42, 20:52], image[10:42, 20:52, 0])
     assert (pasted[:10] == -1).all() and (pasted[:, 52:] == -1).all()
+
+
+def test_a_window_far_beyond_a_panorama_reads_what_the_image_covers_alone(image):
+    window = CropWindow(-9, -2000, 4096)
+    crop = window.cut(image, 16)
+    assert crop[8, 0].any() and not crop[:7].any() and not crop[:, 2:].any()
+    assert window.paste(np.zeros((16, 16)), 60, 80, -1.0).max() == 0
 
 
 def test_an_answer_contains_the_given_mask_and_its_size_is_the_image(completer, image):
@@ -110,7 +117,7 @@ def test_an_empty_mask_and_one_of_another_size_are_refused(completer, image, mas
 
 def test_weights_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="the weights of the completer lack"):
-        completer_weights(TINY, {})
+        restore_completer({"config": to_json(TINY), "threshold": 0}, {}, "a.json")
 
 
 def test_examples_are_of_objects_whose_complete_mask_is_known(image):
@@ -163,9 +170,9 @@ def test_the_completer_learns_what_a_square_hides():
     planes[..., 4] = planes[..., 6]
     planes[:, 8:18, 16:28, 5] = 255
     planes[..., 4] -= np.minimum(planes[..., 4], planes[..., 5])
-    graphdef, weights = nnx.split(Completer(TINY, rngs=nnx.Rngs(0)))
+    graphdef, weights = nnx.split(make_completer(TINY, rngs=nnx.Rngs(0)))
     optimizer = optax.adam(3e-3)
-    step = jax.jit(make_step(make_loss(graphdef), optimizer, 0.9))
+    step = jax.jit(make_step(completer_loss(graphdef), optimizer, 0.9))
     state = (weights, weights, optimizer.init(weights))
     losses = []
     for number in range(30):
@@ -175,44 +182,37 @@ def test_the_completer_learns_what_a_square_hides():
 
 
 def test_features_of_a_frozen_backbone_are_read_and_only_then():
-    plain = Completer(TINY, rngs=nnx.Rngs(0))
-    model = Completer(WITH_FEATURES, rngs=nnx.Rngs(0))
+    plain = make_completer(TINY, rngs=nnx.Rngs(0))
+    model = make_completer(WITH_FEATURES, rngs=nnx.Rngs(0))
     names = {path[0] for path, _ in nnx.to_flat_state(nnx.state(plain))}
     more = {path[0] for path, _ in nnx.to_flat_state(nnx.state(model))} - names
-    assert more == {"efficientnet", "feature_norm", "join"}
+    assert more == {"efficientnet", "feature_norms", "joins"}
 
     @nnx.jit
-    def run(model: Completer, crops: jax.Array) -> jax.Array:
-        return model(crops)
+    def run(model: CropUNet, crops: jax.Array) -> jax.Array:
+        return model(crops)[0]
 
-    crops = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, NUM_CHANNELS)))
+    crops = jnp.asarray(np.random.default_rng(0).uniform(0, 255, (2, 32, 32, NUM_CHANNELS)))
     # The crop is enlarged for the backbone, whose last grid has 8 x 8 cells as the coarsest one.
     logits = run(model, crops)
     assert run(plain, crops).shape == logits.shape == (2, 32, 32)
-    model.join.kernel[...] = jnp.zeros_like(model.join.kernel[...])
+    kernel = model.joins[0].kernel
+    kernel[...] = jnp.zeros_like(kernel[...])
     assert not np.allclose(logits, run(model, crops))
-    smaller_grid = Completer(replace(WITH_FEATURES, dims=(8, 8, 16)), rngs=nnx.Rngs(0))
+    smaller_grid = make_completer(replace(WITH_FEATURES, dims=(8, 8, 16)), rngs=nnx.Rngs(0))
     assert run(smaller_grid, crops).shape == (2, 32, 32)
 
 
-def test_the_backbone_reads_colours_as_it_was_trained():
-    colours = np.random.default_rng(0).integers(0, 256, (1, 9, 9, 3), np.uint8)
-    inside = jnp.ones((1, 9, 9)).at[:, :, :3].set(0).at[:, :, 3].set(0.5)
-    inputs = make_inputs(jnp.asarray(colours), inside, inside, inside, jnp.ones(1))
-    expected = (colours - 127.0) / 128 * inside[..., None]
-    np.testing.assert_allclose(backbone_image(inputs), expected, atol=1e-6)
-
-
 def test_a_frozen_backbone_stays_in_training_and_its_completer_is_stored(tmp_path, image):
-    model = Completer(WITH_FEATURES, rngs=nnx.Rngs(0))
+    model = make_completer(WITH_FEATURES, rngs=nnx.Rngs(0))
     graphdef, weights, frozen = nnx.split(model, nnx.Param, ...)
     assert set(frozen) == {"efficientnet"} and "efficientnet" not in weights
     optimizer = optax.sgd(0.1)
-    step = jax.jit(make_step(make_loss(graphdef), optimizer, 0.9))
+    step = jax.jit(make_step(completer_loss(graphdef), optimizer, 0.9))
     planes = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 7), np.uint8)
     state = (weights, weights, optimizer.init(weights))
     state, _ = step(state, frozen, jnp.asarray(planes), jax.random.key(0))
-    before, after = (tree["join"]["kernel"][...] for tree in (weights, state[0]))
+    before, after = (tree["joins"][0]["kernel"][...] for tree in (weights, state[0]))
     assert not np.array_equal(before, after)
 
     trained = MaskCompleter(WITH_FEATURES, nnx.merge_state(state[1], frozen), threshold=-2.0)
@@ -225,8 +225,8 @@ def test_a_frozen_backbone_stays_in_training_and_its_completer_is_stored(tmp_pat
 
 def test_augmented_inputs_have_the_channels_of_the_completer():
     planes = np.random.default_rng(0).integers(0, 255, (3, 32, 32, 7), np.uint8)
-    inputs, given, complete = augment(jnp.asarray(planes), jax.random.key(0))
-    assert inputs.shape == (3, 32, 32, NUM_CHANNELS)
+    crops, given, complete = vary_completion(jnp.asarray(planes), jax.random.key(0))
+    assert crops.shape == (3, 32, 32, NUM_CHANNELS) and crops.max() > 200
     assert given.shape == complete.shape == (3, 32, 32)
 
 

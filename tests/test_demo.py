@@ -22,10 +22,10 @@ from stub_predictor import StubOutliner, StubPredictor
 from r2sm_jax import demo
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
-from r2sm_jax.inference.completion import MaskCompleter
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.page_session import PREVIEW_SIDE, Session, draw_layer, shrink
 from r2sm_jax.inference.prediction import FILES
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.synthetic.sources import load_json_split
 
 gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
@@ -54,7 +54,7 @@ def page(tmp_path) -> PageActions:
 def completing(page) -> PageActions:
     """A page whose model has an untrained completer, with a threshold at which it adds pixels."""
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-    _, weights = nnx.split(Completer(config, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
     page.predictor.completer = MaskCompleter(config, weights, threshold=-2.0)
     return page
 

@@ -15,9 +15,9 @@ from r2sm_jax import predict
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import MaskCompleter
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.given_masks import clean, read_mask_file, to_mask
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import make_completer
 
 SIZE = HEIGHT, WIDTH = 60, 80
 MODAL = "only the visible part of the red mug"
@@ -37,7 +37,7 @@ MUG, BOX = rectangle(10, 10, 30, 40), rectangle(30, 20, 60, 50)
 def completer() -> MaskCompleter:
     """Untrained, with a threshold at which it adds some pixels."""
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-    _, weights = nnx.split(Completer(config, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
     return MaskCompleter(config, weights, threshold=-2.0)
 
 

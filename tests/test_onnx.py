@@ -16,11 +16,11 @@ from r2sm_jax.data.tokenizer import pad_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.export import main
 from r2sm_jax.inference import onnx_convert, onnx_export
-from r2sm_jax.inference.completion import MaskCompleter, save_completer
+from r2sm_jax.inference.crop_models import MaskCompleter, save_completer
 from r2sm_jax.inference.decider import load_decider
 from r2sm_jax.inference.onnx_export import SETTINGS, SMALL, completer_part, export_onnx, verify_part
 from r2sm_jax.inference.run import load, load_run
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
 SENTENCES = [
@@ -33,7 +33,7 @@ SENTENCES = [
 @pytest.fixture(scope="module")
 def completer() -> MaskCompleter:
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-    _, weights = nnx.split(Completer(config, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
     return MaskCompleter(config, weights, threshold=-2.0)
 
 
@@ -110,7 +110,7 @@ def test_encoder_and_decoder_give_the_masks_of_the_predictor(exported, run):
 def test_a_completer_with_features_of_a_backbone_is_converted(packages, tmp_path):
     config = CompleterConfig(size=32, dims=(8, 16, 16), depth=1, heads=2)
     config = replace(config, efficientnet="efficientnet-lite2", block_dims=(4, 6, 8, 6, 8))
-    weights = nnx.state(Completer(config, rngs=nnx.Rngs(0)))
+    weights = nnx.state(make_completer(config, rngs=nnx.Rngs(0)))
     completer = MaskCompleter(config, weights)
     part = completer_part(completer)
     onnx_convert.convert(part, tmp_path / part.file)
@@ -137,7 +137,7 @@ def test_a_part_that_differs_from_jax_is_not_written(packages, run, tmp_path, mo
 
 
 def test_a_damaged_file_is_noticed(packages, exported, completer):
-    other = completer.updated(weights=nnx.state(Completer(completer.config, rngs=nnx.Rngs(1))))
+    other = completer.updated(weights=nnx.state(make_completer(completer.config, rngs=nnx.Rngs(1))))
     assert verify_part(completer_part(completer), exported / "complete.onnx") <= 1e-4
     with pytest.raises(InputError, match="differs from JAX"):
         verify_part(completer_part(other), exported / "complete.onnx")

@@ -25,11 +25,11 @@ from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.tokenizer import PROBE, QueryTokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import onnx_convert
-from r2sm_jax.inference.completion import MaskCompleter
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.onnx_export import SETTINGS, export_onnx
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import load_run
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
@@ -215,7 +215,7 @@ def test_the_page_decides_and_completes_as_the_package(browser, tiny_run, tmp_pa
     for name in onnx_convert.PACKAGES:
         pytest.importorskip(name, reason=f"needs {onnx_convert.INSTALL}")
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-    _, weights = nnx.split(Completer(config, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
     completer = MaskCompleter(config, weights, threshold=-2.0)
     sentences = [sentence.text for sentence in intent_sentences("val_r2sm")][:40]
     run = load_run(tiny_run)

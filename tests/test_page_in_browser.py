@@ -17,8 +17,8 @@ from stub_predictor import StubOutliner, StubPredictor
 
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
-from r2sm_jax.inference.completion import MaskCompleter
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.inference.crop_models import MaskCompleter
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.synthetic.sources import load_json_split
 from r2sm_jax.tools.data import main as data_main
 
@@ -57,7 +57,7 @@ def predictor() -> StubPredictor:
     stub = StubPredictor()
     stub.outliner = StubOutliner()
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-    _, weights = nnx.split(Completer(config, rngs=nnx.Rngs(0)))
+    _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
     stub.completer = MaskCompleter(config, weights, threshold=-2.0)
     return stub
 

@@ -19,7 +19,7 @@ from r2sm_jax.cli import load_config_file
 from r2sm_jax.config import CompleterConfig, Config, LoopConfig, ModelConfig
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import (
+from r2sm_jax.inference.crop_models import (
     MaskCompleter,
     load_completer,
     open_completer,
@@ -27,10 +27,10 @@ from r2sm_jax.inference.completion import (
 )
 from r2sm_jax.inference.export_folder import RELEASED, write_checksums
 from r2sm_jax.inference.exporter import add_parts, portable_config
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.keys_efficientnet import read_efficientnet
 from r2sm_jax.training import parts
-from r2sm_jax.training.completion import cut_examples
+from r2sm_jax.training.crop_models import cut_examples
 from r2sm_jax.training.parts import (
     EXAMPLES_PER_IMAGE,
     PictureExamples,
@@ -73,7 +73,7 @@ def test_a_run_writes_a_completer_and_its_figures_beside_those_of_hulls(tmp_path
 def start(tmp_path_factory):
     """The run folder of a tiny completer with random weights."""
     folder = tmp_path_factory.mktemp("start")
-    weights = nnx.state(Completer(TINY, rngs=nnx.Rngs(5)))
+    weights = nnx.state(make_completer(TINY, rngs=nnx.Rngs(5)))
     save_completer(folder, MaskCompleter(TINY, weights, threshold=1.5))
     return folder
 
@@ -156,7 +156,6 @@ def test_data_in_which_nothing_is_hidden_are_refused(tmp_path, refused):
     [
         (["--resume"], ["--resume"]),
         (["--init", "runs/other"], ["runs/other"]),
-        (["--init", "START", "--model.completer.dims", "8", "8"], ["completer.dims 8 16"]),
         (["--init", "EXPORT"], ["EXPORT", "no completer"]),
     ],
 )

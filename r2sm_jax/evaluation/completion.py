@@ -14,10 +14,10 @@ from PIL import Image, ImageDraw
 from scipy.spatial import ConvexHull, QhullError
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE, others_of
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.inference.completion import MaskCompleter, others_of
-from r2sm_jax.training.completion import MIN_HIDDEN_SHARE, MIN_VISIBLE_PIXELS
+from r2sm_jax.inference.crop_models import MaskCompleter
 
 Completions = Callable[[np.ndarray, Sequence[Mask], Sequence[Mask | None]], Sequence[Mask]]
 """Complete masks from an image, visible masks and the union of all other masks for each."""
@@ -53,7 +53,7 @@ def scored_instances(sample: Sample) -> list[Instance]:
         for instance in sample.instances
         if instance.amodal is not None
         and not instance.ignore
-        and masks.area(instance.modal) >= MIN_VISIBLE_PIXELS
+        and masks.area(instance.modal) >= MIN_COMPLETED_PIXELS
     ]
 
 

@@ -13,7 +13,7 @@ from scipy import ndimage
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.inference.outliner import MaskOutliner
+from r2sm_jax.inference.crop_models import MaskOutliner
 from r2sm_jax.inference.predictor import EncodedImage, Predictor
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import Click, Prompt

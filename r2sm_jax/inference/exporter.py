@@ -22,7 +22,12 @@ from r2sm_jax.data.images import leads_outside
 from r2sm_jax.data.letterbox import PAD_COLOUR
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference import stablehlo
-from r2sm_jax.inference.completion import MaskCompleter, stored_completer
+from r2sm_jax.inference.crop_models import (
+    MaskCompleter,
+    MaskOutliner,
+    stored_completer,
+    stored_outliner,
+)
 from r2sm_jax.inference.export_folder import (
     CARD,
     CHECKSUMS,
@@ -40,7 +45,6 @@ from r2sm_jax.inference.export_folder import (
 )
 from r2sm_jax.inference.export_weights import flat_weights, model_with_weights, published_weights
 from r2sm_jax.inference.model_card import PART_TEXTS, model_card
-from r2sm_jax.inference.outliner import MaskOutliner, stored_outliner
 from r2sm_jax.inference.parts import join_tensors, published_backbone, split_tensors
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.inference.run import Run

@@ -28,7 +28,7 @@ from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.tokenizer import pad_ids
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.inference.completion import MaskCompleter, crop_logits
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.export_folder import CARD
 from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
 from r2sm_jax.inference.onnx_convert import (
@@ -39,7 +39,7 @@ from r2sm_jax.inference.onnx_convert import (
     store_in_float16,
 )
 from r2sm_jax.inference.run import Run
-from r2sm_jax.models.completion import Completer
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.hub import TOKENIZER
 from r2sm_jax.models.r2sm import ImageFeatures
@@ -223,12 +223,14 @@ def onnx_parts(run: Run, completer: MaskCompleter | None) -> list[Part]:
 
 def completer_part(completer: MaskCompleter) -> Part:
     """The completer as a part; its samples are noise, which it answers like anything else."""
-    model = Completer(completer.config, rngs=nnx.Rngs(0))
+    model = make_completer(completer.config, rngs=nnx.Rngs(0))
     nnx.update(model, completer.weights)
     _use_plain_convolutions(model)
 
     def complete(crops: jax.Array, others_known: jax.Array) -> tuple[jax.Array, ...]:
-        return (crop_logits(model, crops, others_known),)
+        known = jnp.broadcast_to(255 * others_known[:, None, None, None], (*crops.shape[:3], 1))
+        logits, _ = model(jnp.concatenate([crops.astype(jnp.float32), known], axis=-1))
+        return (logits,)
 
     rng = np.random.default_rng(0)
     size = completer.config.size

@@ -44,10 +44,9 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask, box
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import MaskCompleter, no_completer
+from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_completer
 from r2sm_jax.inference.decision import TruncatedQuery, check_query, decide, decide_without_words
 from r2sm_jax.inference.given_masks import list_masks, read_mask
-from r2sm_jax.inference.outliner import MaskOutliner
 from r2sm_jax.inference.postprocess import (
     to_prediction,
     with_given_mask,

@@ -13,7 +13,7 @@ from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config, MatmulPrecision
 from r2sm_jax.data.text_states import open_language_model
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import restore_completer
+from r2sm_jax.inference.crop_models import restore_completer, restore_outliner
 from r2sm_jax.inference.export_folder import (
     CONFIG,
     LANGUAGE_MODEL,
@@ -24,7 +24,6 @@ from r2sm_jax.inference.export_folder import (
     read_export_config,
 )
 from r2sm_jax.inference.export_weights import model_with_weights, published_weights
-from r2sm_jax.inference.outliner import restore_outliner
 from r2sm_jax.inference.parts import part_of_export, split_tensors
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.small_weights import from_stored
@@ -241,8 +240,10 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
         text_encoder,
         calibration,
         matmul_precision,
-        completer=stored_completer and restore_completer(*stored_completer, where=where),
-        outliner=stored_outliner and restore_outliner(*stored_outliner, where=where),
+        completer=stored_completer
+        and restore_completer(*stored_completer, where=where, matmul_precision=matmul_precision),
+        outliner=stored_outliner
+        and restore_outliner(*stored_outliner, where=where, matmul_precision=matmul_precision),
     )
     if export_config["compact"] and predictor.weights_sha256 != export_config["weights_sha256"]:
         raise InputError(

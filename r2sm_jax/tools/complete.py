@@ -18,6 +18,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.annotations import mask_fields
+from r2sm_jax.data.crops import others_of
 from r2sm_jax.data.images import IMAGE_SUFFIXES, image_folders, open_annotated
 from r2sm_jax.data.validation import BoxComparison, check_records, is_id, is_ignored
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
@@ -38,7 +39,7 @@ from r2sm_jax.tools.records import ImageRecord, make_image, write_json
 
 if TYPE_CHECKING:
     # It loads JAX. The other data commands need none, and a slip in a flag should be told at once.
-    from r2sm_jax.inference.completion import MaskCompleter
+    from r2sm_jax.inference.crop_models import MaskCompleter
 
 MIN_OCCLUDER_SHARE = 0.1
 """Of the added part: an object whose visible mask covers as much of it hides the object."""
@@ -145,7 +146,7 @@ def complete(
         raise InputError(f"--max-bad {max_bad}: this is not a share; give 0 to 1")
     refuse_overwrite(out, overwrite)
 
-    from r2sm_jax.inference.completion import open_completer  # loads JAX
+    from r2sm_jax.inference.crop_models import open_completer  # loads JAX
 
     completer = open_completer(model)
 
@@ -509,8 +510,6 @@ def complete_image(
         mask, _ = read_mask(annotation.get("visible_mask") or annotation["segmentation"], size)
         visible_masks.append(mask)
     visible_rles = [masks.encode(mask) for mask in visible_masks]
-    from r2sm_jax.inference.completion import others_of  # loads JAX
-
     neighbours = others_of(visible_masks)
 
     to_complete = [k for k, annotation in enumerate(annotations) if not is_ignored(annotation)]

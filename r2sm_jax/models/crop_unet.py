@@ -1,0 +1,230 @@
+"""A U-Net over square crops of an image, in two configurations.
+
+The completer adds the hidden part to a visible mask. The outliner draws the visible mask of what a
+box or clicks mean. Neither needs a class or a sentence, so any masks can teach them. Few photos
+are enough for outlines, but not for parts and textures: so they may read the features of a
+published backbone, which stays frozen.
+
+A crop has `NUM_CHANNELS` channels from 0 to 255: colours (3), inside of the image, and three
+planes. These are the visible mask, the visible masks of the other objects and whether those are
+known (completer), or the inside of the box, positive and negative clicks (outliner).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Float, Real
+
+from r2sm_jax.config import CompleterConfig, OutlinerConfig
+from r2sm_jax.models.efficientnet import EfficientNetLite
+from r2sm_jax.models.layers import MLP, Attention, Conv, Linear, freeze, resize
+
+NUM_CHANNELS = 7
+BACKBONE_SIZE = 128
+"""Pixels of the crop that the completer's backbone reads: it knows objects of a certain size."""
+
+
+class ResidualBlock(nnx.Module):
+    """Two 3x3 convolutions with a residual connection, normalised before each."""
+
+    def __init__(self, dim: int, *, dtype, rngs: nnx.Rngs):
+        self.norms = nnx.List([nnx.LayerNorm(dim, dtype=dtype, rngs=rngs) for _ in range(2)])
+        self.convs = nnx.List(
+            [Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs) for _ in range(2)]
+        )
+
+    def __call__(self, x: Float[Array, "m h w d"]) -> Float[Array, "m h w d"]:
+        residual = x
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = conv(nnx.gelu(norm(x)))
+        return residual + x
+
+
+class TransformerBlock(nnx.Module):
+    """Global attention and an MLP over the cells of the coarsest grid."""
+
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        self.norm_attention = nnx.LayerNorm(dim, dtype=dtype, rngs=rngs)
+        self.attention = Attention(dim, heads, dtype=dtype, rngs=rngs)
+        self.norm_mlp = nnx.LayerNorm(dim, dtype=dtype, rngs=rngs)
+        self.mlp = MLP((dim, 3 * dim, dim), dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "m n d"]) -> Float[Array, "m n d"]:
+        normed = self.norm_attention(x)
+        x = x + self.attention(normed, normed, normed)
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class CropUNet(nnx.Module):
+    """Convolutions on each grid on the way down and up, attention on the coarsest one.
+
+    The mask has two pixels each way in a cell of the finest grid.
+    """
+
+    def __init__(
+        self,
+        config: CompleterConfig | OutlinerConfig,
+        *,
+        patch: int,
+        has_backbone: bool,
+        on_every_grid: bool = False,
+        predicts_iou: bool = False,
+        dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        """Builds the network with random weights.
+
+        Args:
+            patch: pixels of the crop in a cell of the finest grid, each way.
+            has_backbone: whether features of a frozen backbone are read.
+            on_every_grid: whether they are read on each grid; else on the coarsest one.
+            predicts_iou: whether a token on the coarsest grid reads how good the mask is.
+        """
+        dims = config.dims
+        self.patch = patch
+        self.on_every_grid = on_every_grid
+        self.dtype = dtype
+        stem_dim = patch**2 * NUM_CHANNELS
+        self.stem = Conv(stem_dim, dims[0], (3, 3), padding=1, dtype=dtype, rngs=rngs)
+        self.encoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims])
+        self.down = nnx.List(
+            [
+                Conv(fine, coarse, (2, 2), strides=2, dtype=dtype, rngs=rngs)
+                for fine, coarse in pairwise(dims)
+            ]
+        )
+        grid = config.size // (patch * 2 ** (len(dims) - 1))
+        self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (grid**2, dims[-1])))
+        self.transformer = nnx.List(
+            [
+                TransformerBlock(dims[-1], config.heads, dtype=dtype, rngs=rngs)
+                for _ in range(config.depth)
+            ]
+        )
+        self.up = nnx.List(
+            [Conv(coarse, fine, (1, 1), dtype=dtype, rngs=rngs) for fine, coarse in pairwise(dims)]
+        )
+        self.decoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims[:-1]])
+        self.norm = nnx.LayerNorm(dims[0], dtype=dtype, rngs=rngs)
+        # Most of a crop is no part of the object, so logits start below zero.
+        start = nnx.initializers.constant(-2.0)
+        self.mask = Conv(dims[0], 4, (3, 3), padding=1, bias_init=start, dtype=dtype, rngs=rngs)
+        if not has_backbone:
+            self.efficientnet = None
+        else:
+            self.efficientnet = EfficientNetLite(
+                config.block_dims, dtype=jnp.dtype(dtype), rngs=rngs
+            )
+            freeze(self.efficientnet)
+            joined_dims = dims if on_every_grid else dims[-1:]
+            feature_dims = self.efficientnet.dims[-len(joined_dims) :]
+            self.feature_norms = nnx.List(
+                [nnx.LayerNorm(dim, dtype=dtype, rngs=rngs) for dim in feature_dims]
+            )
+            self.joins = nnx.List(
+                [
+                    Linear(feature_dim, dim, dtype=dtype, rngs=rngs)
+                    for feature_dim, dim in zip(feature_dims, joined_dims, strict=True)
+                ]
+            )
+        if not predicts_iou:
+            self.iou_token = None
+        else:
+            self.iou_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, dims[-1])))
+            self.iou = Linear(dims[-1], 1, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, crops: Real[Array, "m s s c"]
+    ) -> tuple[Float[Array, "m _s _s"], Float[Array, " m"] | None]:
+        """Logits of the mask, with two pixels a patch, and their predicted IoU, if it has one."""
+        channels = normalise(crops.astype(self.dtype))
+        features = self._read_features(channels)
+        patches = rearrange(
+            channels, "m (h p) (w q) c -> m h w (p q c)", p=self.patch, q=self.patch
+        )
+        x = self.stem(patches)
+        skips = []
+        for level, block in enumerate(self.encoder):
+            if features and self.on_every_grid:
+                x = x + features[level]
+            x = block(x)
+            if level < len(self.down):
+                skips.append(x)
+                x = self.down[level](x)
+        if features and not self.on_every_grid:
+            x = x + resize(features[0], x.shape[1])
+
+        x, iou = self._attend(x)
+        for level in reversed(range(len(self.decoder))):
+            x = self.up[level](x)
+            x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
+            x = self.decoder[level](x + skips[level])
+        logits = self.mask(nnx.gelu(self.norm(x))).astype(jnp.float32)
+        return rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2), iou
+
+    def _read_features(
+        self, channels: Float[Array, "m s s c"]
+    ) -> Sequence[Float[Array, "m _h _w _d"]]:
+        """The backbone's features with the channels of the grids that read them."""
+        if self.efficientnet is None:
+            return ()
+        # Published backbones read (pixels - 127) / 128, and 0 outside of the image.
+        colours, inside = channels[..., :3], channels[..., 3:4]
+        image = (127.5 * colours + 0.5 * inside) / 128
+        if not self.on_every_grid:
+            image = resize(image, BACKBONE_SIZE)
+        levels = self.efficientnet(image)[-len(self.joins) :]
+        return [
+            join(norm(level))
+            for join, norm, level in zip(self.joins, self.feature_norms, levels, strict=True)
+        ]
+
+    def _attend(
+        self, x: Float[Array, "m h w d"]
+    ) -> tuple[Float[Array, "m h w d"], Float[Array, " m"] | None]:
+        """Attention over the coarsest grid, and the predicted IoU."""
+        height = x.shape[1]
+        tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...].astype(self.dtype)
+        if self.iou_token is not None:
+            token = self.iou_token[...].astype(self.dtype)
+            first = jnp.broadcast_to(token, (len(tokens), *token.shape))
+            tokens = jnp.concatenate([first, tokens], axis=1)
+        for block in self.transformer:
+            tokens = block(tokens)
+        iou = None
+        if self.iou_token is not None:
+            iou = jax.nn.sigmoid(self.iou(tokens[:, 0])[:, 0].astype(jnp.float32))
+            tokens = tokens[:, 1:]
+        return rearrange(tokens, "m (h w) d -> m h w d", h=height), iou
+
+
+def normalise(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
+    """Colours from -1 to 1, and 0 outside of the image; planes from 0 to 1."""
+    planes = crops[..., 3:] / 255
+    colours = (crops[..., :3] / 127.5 - 1) * planes[..., :1]
+    return jnp.concatenate([colours, planes], axis=-1)
+
+
+def make_completer(config: CompleterConfig, *, dtype=jnp.float32, rngs: nnx.Rngs) -> CropUNet:
+    """Builds a completer. Its mask has the crop's resolution; its finest grid has half of it: a
+    convolution there costs a quarter, and the visible part of the outline is given anyway."""
+    has_backbone = bool(config.efficientnet)
+    return CropUNet(config, patch=2, has_backbone=has_backbone, dtype=dtype, rngs=rngs)
+
+
+def make_outliner(config: OutlinerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs) -> CropUNet:
+    """Builds an outliner. Its mask has half of the crop's resolution. The backbone's first grid has
+    stride 2; the next ones are the grids of this network."""
+    return CropUNet(
+        config,
+        patch=4,
+        has_backbone=True,
+        on_every_grid=True,
+        predicts_iou=True,
+        dtype=dtype,
+        rngs=rngs,
+    )

@@ -1,0 +1,399 @@
+"""What completer and outliner learn from: examples of crops, their variations, and losses.
+
+An example of the completer is a crop around the visible mask of one object whose complete mask is
+known. Hidden objects come from pictures in which others lie over them. Objects that nothing hides
+are examples, too: the completer must learn to add nothing to them. An example of the outliner is a
+crop around a box or clicks that mean one object, and the object's visible mask.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from einops import reduce
+from flax import nnx
+from jaxtyping import Array, Float, UInt8
+from scipy import ndimage
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.crops import (
+    BOX_EXTENT,
+    MIN_COMPLETED_PIXELS,
+    MIN_HIDDEN_SHARE,
+    MIN_WINDOW_SIDE,
+    WHOLE_EXTENT,
+    CropWindow,
+    count_masks,
+    cut_crop,
+    cut_prompt_crop,
+    window_at,
+    window_of_box,
+)
+from r2sm_jax.data.dataset import Sample
+from r2sm_jax.data.masks import Mask
+from r2sm_jax.models.crop_unet import NUM_CHANNELS
+from r2sm_jax.query import Click, Prompt
+from r2sm_jax.training.parts import LossOf
+
+UNHIDDEN_KEPT = 0.35  # share of the examples without a hidden part that training uses
+JITTER_SCALE = (0.8, 1.3)  # of the crop's side
+JITTER_SHIFT = 0.1  # of the crop's side, each way
+
+# Given masks as they are in life: noise moves their outline, parts of them are missing.
+CLEAN_SHARE = 0.4  # of the examples keep the true visible mask
+OTHERS_SHARE = 0.65  # of the examples know the masks of the other objects
+MAX_OUTLINE_NOISE = 0.5  # of the blurred mask's value, by which the outline moves in or out
+ERASED_SHARE = 0.25  # of the noisy examples lack what lies in a random box
+VISIBLE_WEIGHT = 0.1  # of a pixel inside the visible mask in the cross-entropy: it is given
+
+
+# The outliner's examples and loss
+MIN_OUTLINED_PIXELS = 60  # below it an object is no example
+BOX_SHARE = 0.5  # of the examples have a box
+BOX_AND_CLICKS_SHARE = 0.3  # of those with a box have clicks as well
+BOX_NOISE = 0.04  # standard deviation of a box's sides, of its width or height
+ROUGH_BOX_SHARE = 0.25  # of the boxes have `ROUGH_BOX` times this noise: boxes drawn in haste
+ROUGH_BOX = 2.5
+SIZE_NOISE = 0.15  # of the crop around a box, in the logarithm
+MORE_CLICKS_SHARE = 0.3  # of the examples with clicks have two or three
+NEGATIVE_SHARE = 0.3  # of the examples with clicks have one or two beside the object
+CLICK_EXTENT = (1.15, 7.0)  # side of the crop around clicks, of the longer side of the object
+CLICK_SHIFT = 0.12  # by which that crop is moved, of its side, each way
+AREA_FLOOR = 1 / 30  # of the mask's cells: bounds the cross-entropy of tiny objects
+
+# Examples of the completer
+
+
+def cut_examples(
+    sample: Sample, size: int, rng: np.random.Generator | None = None
+) -> Iterator[UInt8[np.ndarray, "s s 7"]]:
+    """The examples of a sample; with `rng`, crops are moved and scaled at random.
+
+    Planes of an example: colours, inside of the image, visible mask, visible masks of the other
+    objects, complete mask.
+    """
+    image = sample.image
+    visible_masks = [instance.modal for instance in sample.instances]
+    counts = count_masks(visible_masks) if visible_masks else None
+    for instance in sample.instances:
+        if instance.ignore or instance.amodal is None:
+            continue
+        visible, complete = instance.modal, instance.amodal
+        if masks.area(visible) < MIN_COMPLETED_PIXELS:
+            continue
+        is_hidden = masks.occlude_rate(visible, complete) >= MIN_HIDDEN_SHARE
+        if rng is not None and not is_hidden and rng.random() > UNHIDDEN_KEPT:
+            continue
+
+        window = CropWindow.around(visible)
+        if rng is not None:
+            window = jitter_window(window, rng)
+        others = (counts - visible) > 0
+        yield cut_crop(image, window, size, (visible, others, complete))
+
+
+def jitter_window(window: CropWindow, rng: np.random.Generator) -> CropWindow:
+    """The window at another size and place."""
+    side = max(8, round(window.side * rng.uniform(*JITTER_SCALE)))
+    shift_x, shift_y = rng.uniform(-JITTER_SHIFT, JITTER_SHIFT, 2) * side
+    centre_x, centre_y = window.x + window.side / 2, window.y + window.side / 2
+    return CropWindow(
+        round(centre_x - side / 2 + shift_x), round(centre_y - side / 2 + shift_y), side
+    )
+
+
+def vary(planes: UInt8[Array, "m s s c"], keys: Array) -> Float[Array, "m s s c"]:
+    """Mirrors half of the examples, and changes colours and brightness, from 0 to 255. Takes three
+    `keys`."""
+    count = len(planes)
+    flip = jax.random.bernoulli(keys[0], 0.5, (count, 1, 1, 1))
+    planes = jnp.where(flip, planes[:, :, ::-1], planes)
+    gain = 1 + 0.25 * jax.random.uniform(keys[1], (count, 1, 1, 3), minval=-1)
+    gain = gain * (1 + 0.3 * jax.random.uniform(keys[2], (count, 1, 1, 1), minval=-1))
+    colours = jnp.clip(planes[..., :3] * gain, 0, 255)
+    return jnp.concatenate([colours, planes[..., 3:]], axis=-1)
+
+
+def vary_completion(
+    planes: UInt8[Array, "m s s 7"], key: Array
+) -> tuple[Float[Array, "m s s c"], Float[Array, "m s s"], Float[Array, "m s s"]]:
+    """Crops for the completer, the visible masks given to it, and the complete masks, from 0 to 1.
+
+    Varies examples, hides the others' masks from some, and makes noise on the given masks of most.
+    """
+    keys = jax.random.split(key, 10)
+    count = len(planes)
+    planes = vary(planes, keys[:3])
+    visible, others, complete = (planes[..., k] / 255 for k in range(4, 7))
+
+    is_clean = jax.random.bernoulli(keys[3], CLEAN_SHARE, (count, 1, 1))
+    given = jnp.where(is_clean, visible, disturb(visible, others, keys[4]))
+    others = jnp.where(is_clean, others, move_outline(others, keys[5]))
+    others_known = jax.random.bernoulli(keys[6], OTHERS_SHARE, (count, 1, 1))
+    known = jnp.broadcast_to(others_known, visible.shape)
+    masks_of_crop = 255 * jnp.stack([given, others * known, known], axis=-1)
+    return jnp.concatenate([planes[..., :4], masks_of_crop], axis=-1), given, complete
+
+
+def disturb(
+    visible: Float[Array, "m s s"], others: Float[Array, "m s s"], key: Array
+) -> Float[Array, "m s s"]:
+    """Visible masks as finders give them: outlines moved, a part missing, a bit of a neighbour."""
+    count, size, _ = visible.shape
+    keys = jax.random.split(key, 6)
+    moved = move_outline(visible, keys[0])
+
+    # A random box is erased: it cuts the mask in two, takes a side away, or makes a hole.
+    centre = jax.random.uniform(keys[1], (count, 2), minval=0.25, maxval=0.75)
+    half = jax.random.uniform(keys[2], (count, 2), minval=0.01, maxval=0.12)
+    grid = (jnp.arange(size) + 0.5) / size
+    in_rows = jnp.abs(grid[None, :] - centre[:, :1]) < half[:, :1]
+    in_columns = jnp.abs(grid[None, :] - centre[:, 1:]) < half[:, 1:]
+    erased = in_rows[:, :, None] & in_columns[:, None, :]
+    erases = jax.random.bernoulli(keys[3], ERASED_SHARE, (count, 1, 1))
+    kept = jnp.where(erased & erases, 0.0, moved)
+    # Where the box would leave less than 60 % of the visible area, nothing is erased: too little of
+    # the object would show.
+    is_enough = kept.sum((1, 2)) >= 0.6 * visible.sum((1, 2))
+    moved = jnp.where(is_enough[:, None, None], kept, moved)
+
+    # In some examples the mask spills over: it takes a bit of a neighbour near the outline.
+    near = blur(visible, 5) > 0.08
+    patch = low_noise(keys[4], count, size, 8) > 1.0
+    spills = jax.random.bernoulli(keys[5], 0.25, (count, 1, 1))
+    return jnp.where(near & patch & (others > 0.5) & spills, 1.0, moved)
+
+
+def move_outline(mask: Float[Array, "m s s"], key: Array) -> Float[Array, "m s s"]:
+    """Masks whose outline moves in or out, evenly and by smooth noise."""
+    count, size, _ = mask.shape
+    keys = jax.random.split(key, 3)
+    soft = blur(mask, 4)
+    even = jax.random.uniform(keys[0], (count, 1, 1), minval=-1) * MAX_OUTLINE_NOISE * 0.7
+    uneven = low_noise(keys[1], count, size, 12) * jax.random.uniform(
+        keys[2], (count, 1, 1), maxval=0.25
+    )
+    # The outline is where the blurred mask crosses 0.5. Far from the mask nothing is added evenly.
+    noisy = soft + even * (soft > 0.01) + uneven
+    return (noisy > 0.5).astype(jnp.float32)
+
+
+def blur(mask: Float[Array, "m s s"], radius: int) -> Float[Array, "m s s"]:
+    """The mean over a square of 2 radius + 1 pixels, twice: nearly a Gaussian."""
+    side = 2 * radius + 1
+    for _ in range(2):
+        mask = jax.lax.reduce_window(mask, 0.0, jax.lax.add, (1, side, 1), (1, 1, 1), "SAME")
+        mask = jax.lax.reduce_window(mask, 0.0, jax.lax.add, (1, 1, side), (1, 1, 1), "SAME")
+        mask = mask / side**2
+    return mask
+
+
+def low_noise(key: Array, count: int, size: int, cells: int) -> Float[Array, "m s s"]:
+    """Smooth noise of variance about one, with `cells` independent values each way."""
+    noise = jax.random.normal(key, (count, cells, cells))
+    return jax.image.resize(noise, (count, size, size), "cubic")
+
+
+def mean_of_objects(values: Float[Array, " m"], target: Float[Array, "m h w"]) -> Float[Array, ""]:
+    """The mean over the examples that have an object."""
+    has_object = target.any((1, 2)).astype(jnp.float32)
+    return (values * has_object).sum() / jnp.maximum(has_object.sum(), 1)
+
+
+def completion_loss(
+    logits: Float[Array, "m s s"],
+    given: Float[Array, "m s s"],
+    complete: Float[Array, "m s s"],
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Cross-entropy, soft IoU of the whole answer, and dice of what is added.
+
+    Means over the examples that have an object.
+    """
+    target = (complete > 0.5).astype(jnp.float32)
+    entropy = optax.sigmoid_binary_cross_entropy(logits, target)
+    weight = jnp.where(given > 0.5, VISIBLE_WEIGHT, 1.0)
+    # A sum over all pixels of the crop, as a share of the object's area: an error of a tenth of the
+    # object costs about the same for all sizes. 32 pixels more bound it for tiny objects.
+    entropy = (entropy * weight).sum((1, 2)) / (target.sum((1, 2)) + 32)
+
+    probability = jax.nn.sigmoid(logits)
+    answer = jnp.maximum(given, probability)
+    intersection = (answer * target).sum((1, 2))
+    union = (answer + target - answer * target).sum((1, 2))
+    soft_iou = intersection / jnp.maximum(union, 1)
+
+    outside = 1 - given
+    added, hidden = probability * outside, target * outside
+    # With 16 above and below it is 1 where nothing is hidden and nothing added, and a few wrong
+    # pixels there do not bring it to 0.
+    overlap = (added * hidden).sum((1, 2))
+    num_pixels = added.sum((1, 2)) + hidden.sum((1, 2))
+    dice = (2 * overlap + 16) / (num_pixels + 16)
+
+    def mean(values: Float[Array, " m"]) -> Float[Array, ""]:
+        return mean_of_objects(values, target)
+
+    loss = mean(entropy) + mean(1 - soft_iou) + 0.5 * mean(1 - dice)
+    return loss, {"entropy": mean(entropy), "soft_iou": mean(soft_iou), "dice": mean(dice)}
+
+
+def completer_loss(graphdef: Any) -> LossOf:
+    """The loss of a training step, by the weights of the completer and of a frozen backbone."""
+
+    def loss_of(
+        weights: nnx.State, frozen: nnx.State, planes: UInt8[Array, "m s s 7"], key: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        crops, given, complete = vary_completion(planes, key)
+        logits, _ = nnx.merge(graphdef, weights, frozen)(crops)
+        return completion_loss(logits, given, complete)
+
+    return loss_of
+
+
+# Examples of the outliner
+
+
+def cut_prompt_examples(
+    sample: Sample, size: int, rng: np.random.Generator
+) -> Iterator[UInt8[np.ndarray, "s s c"]]:
+    """One example of each object of a sample, with a random prompt."""
+    for instance in sample.instances:
+        visible = instance.modal
+        if instance.ignore or masks.area(visible) < MIN_OUTLINED_PIXELS:
+            continue
+        prompt = draw_prompt(visible, rng)
+        window = prompt_window(prompt, visible, rng)
+        crop = cut_prompt_crop(sample.image, window, size, prompt)
+        target = window.cut(visible, size)
+        yield np.concatenate([crop, target[..., None]], axis=2)
+
+
+def draw_prompt(visible: Mask, rng: np.random.Generator) -> Prompt:
+    """A box, clicks or both, as a person would give them for an object."""
+    box = noisy_box(visible, rng) if rng.random() < BOX_SHARE else None
+    if box is not None and rng.random() > BOX_AND_CLICKS_SHARE:
+        return Prompt(box)
+
+    count = int(rng.integers(2, 4)) if rng.random() < MORE_CLICKS_SHARE else 1
+    clicks = positive_clicks(visible, count, rng)
+    if rng.random() < NEGATIVE_SHARE:
+        clicks += negative_clicks(visible, int(rng.integers(1, 3)), rng)
+    return Prompt(box, tuple(clicks))
+
+
+def noisy_box(visible: Mask, rng: np.random.Generator) -> tuple[float, float, float, float]:
+    """The box of a mask with noise on each side."""
+    x0, y0, x1, y1 = masks.box(visible)
+    scale = BOX_NOISE * (ROUGH_BOX if rng.random() < ROUGH_BOX_SHARE else 1.0)
+    lengths = np.array([x1 - x0, y1 - y0, x1 - x0, y1 - y0])
+    moved = np.array([x0, y0, x1, y1]) + rng.normal(0, scale, 4) * lengths
+    left, top, right, bottom = moved.tolist()
+    if right - left < 3 or bottom - top < 3:
+        return float(x0), float(y0), float(x1), float(y1)
+    return left, top, right, bottom
+
+
+def positive_clicks(visible: Mask, count: int, rng: np.random.Generator) -> list[Click]:
+    """Clicks on a mask, rather far from its outline than near it."""
+    x0, y0, x1, y1 = masks.box(visible)
+    inner = np.pad(visible[y0:y1, x0:x1], 1)
+    distance = np.asarray(ndimage.distance_transform_edt(inner))[1:-1, 1:-1]
+    weights = distance.ravel() ** 2
+    places = rng.choice(weights.size, count, p=weights / weights.sum())
+    rows, columns = np.unravel_index(places, distance.shape)
+    return [
+        Click(float(x0 + column) + 0.5, float(y0 + row) + 0.5)
+        for row, column in zip(rows, columns, strict=True)
+    ]
+
+
+def negative_clicks(visible: Mask, count: int, rng: np.random.Generator) -> list[Click]:
+    """Up to `count` clicks beside a mask and near it."""
+    height, width = visible.shape
+    x0, y0, x1, y1 = masks.box(visible)
+    margin = 0.3 * max(x1 - x0, y1 - y0)
+    clicks = []
+    for _ in range(count):
+        x = rng.uniform(x0 - margin, x1 + margin)
+        y = rng.uniform(y0 - margin, y1 + margin)
+        is_inside = 0 <= x < width and 0 <= y < height
+        if is_inside and not visible[int(y), int(x)]:
+            clicks.append(Click(x, y, is_positive=False))
+    return clicks
+
+
+def prompt_window(prompt: Prompt, visible: Mask, rng: np.random.Generator) -> CropWindow:
+    """A crop as the outliner sees it: around the box, or of any size around the first click."""
+    if prompt.box is not None:
+        return window_of_box(prompt.box, BOX_EXTENT * math.exp(rng.uniform(-1, 1) * SIZE_NOISE))
+
+    height, width = visible.shape
+    x0, y0, x1, y1 = masks.box(visible)
+    length = max(x1 - x0, y1 - y0)
+    smallest, largest = CLICK_EXTENT
+    side = length * math.exp(rng.uniform(math.log(smallest), math.log(largest)))
+    whole = max(smallest * length, WHOLE_EXTENT * max(height, width))
+    side = max(MIN_WINDOW_SIDE, int(min(side, whole)))
+    shift_x, shift_y = rng.uniform(-CLICK_SHIFT, CLICK_SHIFT, 2) * side
+    first = prompt.clicks[0]
+    return window_at(first.x + shift_x, first.y + shift_y, side, height, width)
+
+
+def vary_outline(
+    planes: UInt8[Array, "m s s 8"], key: Array
+) -> tuple[Float[Array, "m s s c"], Float[Array, "m _s _s"]]:
+    """Crops for the outliner, and targets at half of their resolution."""
+    planes = vary(planes, jax.random.split(key, 3))
+    shares = reduce(planes[..., NUM_CHANNELS] / 255, "m (h p) (w q) -> m h w", "mean", p=2, q=2)
+    return planes[..., :NUM_CHANNELS], (shares > 0.5).astype(jnp.float32)
+
+
+def outline_loss(
+    logits: Float[Array, "m h w"], iou: Float[Array, " m"], target: Float[Array, "m h w"]
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Cross-entropy, soft IoU, and the squared error of the predicted IoU.
+
+    Means over the examples that have an object.
+    """
+    area = target.sum((1, 2))
+    entropy = optax.sigmoid_binary_cross_entropy(logits, target).sum((1, 2))
+    entropy = entropy / (area + AREA_FLOOR * target[0].size)
+
+    probability = jax.nn.sigmoid(logits)
+    intersection = (probability * target).sum((1, 2))
+    union = (probability + target - probability * target).sum((1, 2))
+    soft_iou = (intersection + 1) / (union + 1)
+
+    answer = logits > 0
+    is_target = target > 0.5
+    overlap = (answer & is_target).sum((1, 2))
+    true_iou = overlap / jnp.maximum((answer | is_target).sum((1, 2)), 1)
+    iou_error = (iou - true_iou) ** 2
+
+    def mean(values: Float[Array, " m"]) -> Float[Array, ""]:
+        return mean_of_objects(values, target)
+
+    parts = {
+        "entropy": mean(entropy),
+        "soft_iou": mean(soft_iou),
+        "iou_error": mean(iou_error),
+        "iou": mean(true_iou),
+    }
+    return parts["entropy"] + 1 - parts["soft_iou"] + parts["iou_error"], parts
+
+
+def outliner_loss(graphdef: Any) -> LossOf:
+    """The loss of a training step, by the weights of the outliner and of its frozen backbone."""
+
+    def loss_of(
+        weights: nnx.State, frozen: nnx.State, planes: UInt8[Array, "m s s 8"], key: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        crops, target = vary_outline(planes, key)
+        logits, iou = nnx.merge(graphdef, weights, frozen)(crops)
+        return outline_loss(logits, iou, target)
+
+    return loss_of
