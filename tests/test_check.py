@@ -97,11 +97,11 @@ CASES = [
     (changed("annotations", 0, segmentation=DAMAGED_RLE), "annotation 1: its segmentation cannot"),
     (changed("annotations", 1, id=0), "annotation 0: its id is 0"),
     (changed("images", 1, file_name="x.png"), "image 2: x.png is not in"),
-    (changed("images", 0, height=HEIGHT + 1), "image 1: 1.png is 12 x 16, not 13 x 16"),
+    (changed("images", 0, height=HEIGHT + 1), "12 pixels high and 16 wide, but the file says 13"),
     (changed("annotations", 0, iscrowd="maybe"), "annotation 1: iscrowd is 'maybe'"),
     ({"images": []}, "the list 'annotations' is missing"),
     (good() | {"queries": {"1": {}}}, "the list 'queries' is no list"),
-    (changed("annotations", 0, segmentation=[[1, 1, 9, float("nan"), 9, 9]]), "not all finite"),
+    (changed("annotations", 0, segmentation=[[1, 1, 9, float("nan"), 9, 9]]), "not all numbers"),
     ([], "not one object"),
 ]
 
@@ -304,31 +304,12 @@ def save_turned(path: Path, orientation: int, size: tuple[int, int]) -> None:
 def test_images_that_exif_turns(tmp_path, command, refused):
     path = save(tmp_path, good())
     save_turned(tmp_path / "1.png", 6, (WIDTH, HEIGHT))
-    assert "image 1: 1.png is 16 x 12, not 12 x 16; its EXIF" in "".join(problems_of(path))
+    assert "turned by its EXIF" in "".join(problems_of(path))
     save_turned(tmp_path / "1.png", 6, (HEIGHT, WIDTH))  # annotated upright
     assert command(main, "check", path).err == ""
     save_turned(tmp_path / "2.png", 3, (WIDTH, HEIGHT))
     end = command(main, "check", path)
     assert end.code == 0 and "1 of 2 images are turned or mirrored" in end.err
-
-
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("C:\\data\\1.png", "1.png"),
-        ("/home/me/1.png", "1.png"),
-        ("train/1.jpg", "1.png"),
-        ("1.jpg ", "1.png"),
-        ("\ufeff1.jpg", "1.png"),
-        ("deep.png", "below/deep.png"),
-    ],
-)
-def test_the_name_that_was_meant(name, near, tmp_path):
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "deep.png").touch()
-    path = save(tmp_path, changed("images", 0, file_name=name))
-    (problem,) = problems_of(path)
-    assert near in problem
 
 
 @pytest.mark.parametrize(

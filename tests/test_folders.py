@@ -75,46 +75,11 @@ def test_masks_that_cannot_be_used_are_bad_records(tmp_path):
         "no mask in visible_object_mask",
         "9 x 9, but its image is 20 x 30",
         "several values up to 4",
-        "3_whole_mask.png cannot be read",
+        "3_whole_mask.png: no mask can be read",
         "there is no image for it",
     ]
     for bad_record, reason in zip(bad_records, reasons, strict=True):
         assert reason in str(bad_record)
-
-
-def pixels(*values: int) -> np.ndarray:
-    """Columns of these values, as many of each."""
-    return np.tile(np.repeat(np.array(values), 4), (3, 1))
-
-
-@pytest.mark.parametrize(
-    ("values", "mask_values"),
-    [
-        (pixels(0, 1), pixels(0, 1)),
-        (pixels(0, 100, 200, 255), pixels(0, 0, 1, 1)),
-        (pixels(5, 250), pixels(0, 1)),
-        (pixels(0, 65_535, 300), pixels(0, 1, 0)),
-        (pixels(0, 2, 98) / 100, pixels(0, 0, 1)),
-        (pixels(255, 255), pixels(1, 1)),
-    ],
-)
-def test_pixels_of_a_mask(values, mask_values):
-    assert (masks.from_pixels(values) == mask_values).all()
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        (pixels(0, 1, 2), "several values up to 2"),
-        (pixels(0, 1, 15, 20, 255), "labels up to 20 and a border of 255"),
-        (pixels(200, 255), "never fall to 0, the lowest is 200"),
-        (pixels(-3, 4) / 1.0, "no probabilities"),
-        (pixels(0, 1) * np.nan, "no probabilities"),
-    ],
-)
-def test_pixels_that_are_no_mask(values, reason):
-    with pytest.raises(ValueError, match=reason):
-        masks.from_pixels(values)
 
 
 def test_grey_edges_are_cut_at_half(tmp_path):

@@ -303,7 +303,7 @@ def test_predict_completes_a_given_mask(files, command, completer, predictor):
     ("flags", "named"),
     [
         (["--mask", "empty.png"], "empty.png"),
-        (["--mask", "small.png"], "small.png .* 30 x 80"),
+        (["--mask", "small.png"], "small.png.*30 x 80"),
         (["--mask", "missing.png"], "missing.png"),
         (["--mask", "mug.png", "--mask", "specks.png"], "--mask is given 2 times"),
     ],

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
+from PIL import Image
 from pycocotools import mask as coco
 
 from r2sm_jax.data import masks
+from r2sm_jax.errors import InputError
 
 any_mask = arrays.arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40)))
 
@@ -89,45 +91,161 @@ def test_a_damaged_rle_is_refused(rle):
         masks.decode(rle)
 
 
-def test_polygons_match_pycocotools_nested_and_flat():
-    square = [2.0, 3.0, 12.0, 3.0, 12.0, 9.0, 2.0, 9.0]
-    other = [15, 1, 19, 1, 19, 5]
-    expected = coco.decode([coco.merge(coco.frPyObjects([square, other], 12, 20))])[..., 0].astype(
-        bool
-    )
-    np.testing.assert_array_equal(masks.from_segmentation([square, other], 12, 20), expected)
-    np.testing.assert_array_equal(
-        masks.from_segmentation(square, 12, 20), masks.from_segmentation([square], 12, 20)
-    )
-    assert masks.box(masks.from_segmentation(square, 12, 20)) == (2, 3, 12, 9)
+# Segmentations in all layouts.
+
+SQUARE = [2.0, 3.0, 12.0, 3.0, 12.0, 9.0, 2.0, 9.0]
+POINTS = [[2, 3], [12, 3], [12.0, 9], [2, 9]]
+OTHER = [15, 1, 19, 1, 19, 5]
+
+
+def drawn(*polygons: list[float]) -> np.ndarray:
+    """The mask that pycocotools draws."""
+    rles = coco.frPyObjects(list(polygons), 12, 20)
+    return coco.decode(coco.merge(rles)).astype(bool)
+
+
+FILLED = drawn(SQUARE)
 
 
 @pytest.mark.parametrize(
-    "polygons",
+    ("value", "expected"),
     [
-        [],
-        [[1, 2, 3, 4]],
-        [1, 2, 3, 4, 5],
-        [[0, 0, 1, 0, float("nan"), 1]],
-        [[0, 0, "a", 0, 1, 1]],
-        [None],
+        (SQUARE, FILLED),
+        ([SQUARE], FILLED),
+        (POINTS, FILLED),
+        ([POINTS], FILLED),
+        (masks.encode(FILLED), FILLED),
+        ([SQUARE, OTHER], drawn(SQUARE, OTHER)),
+        ([masks.encode(FILLED), masks.encode(drawn(OTHER))], drawn(SQUARE, OTHER)),
+        ([POINTS, [[1, 1], [2, 2]], []], FILLED),  # short rings are left out
+        # Far outside of the image: clipping corner by corner would change the shape.
+        ([-900.0, -900, 10, -900, 10, 10], drawn([-900.0, -900, 10, -900, 10, 10])),
     ],
 )
-def test_a_polygon_that_is_none_is_refused(polygons):
-    with pytest.raises(ValueError, match="polygon"):
-        masks.from_segmentation(polygons, 10, 10)
+def test_layouts_of_a_segmentation(value, expected):
+    np.testing.assert_array_equal(masks.from_segmentation(value, 12, 20), expected)
 
 
-def test_far_off_polygon_points_cost_nothing():
-    mask = masks.from_segmentation([[0, 0, 1e12, 0, 1e12, 1e12, 0, 1e12]], 8, 9)
-    assert mask.all()
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (GOOD, "14 x 24 is not its image's 12 x 20"),
+        ("nothing", "neither"),
+        (None, "neither"),
+        ([], "empty"),
+        ([[1, 2, 3, 4]], "three points"),
+        ([1, 2, 3, 4, 5], "polygon"),
+        ([[1, 2], 3], "polygon"),
+        ([[[1, 2, 3]] * 4], "polygon"),
+        ([[0, 0, 1, 0, float("nan"), 1]], "numbers"),
+        ([[0, 0, "a", 0, 1, 1]], "polygon"),
+        ([None], "polygon"),
+        ([[0, 0, 1e12, 0, 1e12, 1e12]], "not all numbers up to 100000"),
+        ([[0.1, 0.2, 0.9, 0.2, 0.9, 0.8]], "shares of the image's size"),
+    ],
+)
+def test_what_is_no_segmentation(value, reason):
+    with pytest.raises(ValueError, match=reason):
+        masks.from_segmentation(value, 12, 20)
 
 
-def test_segmentation_of_another_size_or_kind_is_refused():
-    with pytest.raises(ValueError, match="14 x 24 is not its image's 10 x 10"):
-        masks.from_segmentation(GOOD, 10, 10)
-    with pytest.raises(ValueError, match="neither"):
-        masks.from_segmentation("nothing", 10, 10)
+def test_fields_of_an_annotation():
+    """The visible fringe outside of the complete mask is added to it."""
+    complete, visible = np.zeros((6, 8), bool), np.zeros((6, 8), bool)
+    complete[1:5, 1:5] = True
+    visible[1:5, 3:6] = True
+    fields = masks.mask_fields(masks.encode(visible), masks.encode(complete))
+    assert fields["bbox"] == [1, 1, 5, 4] and fields["area"] == 20
+    assert fields["occlude_rate"] == 0.4
+    np.testing.assert_array_equal(masks.decode(fields["segmentation"]), complete | visible)
+    np.testing.assert_array_equal(masks.decode(fields["invisible_mask"]), complete & ~visible)
+    alone = masks.mask_fields(masks.encode(visible), None)
+    assert alone["segmentation"] is None and alone["visible_mask"] == masks.encode(visible)
+
+
+# Masks that are drawn.
+
+
+def pixels(*values: float) -> np.ndarray:
+    """Columns of these values, as many of each."""
+    return np.tile(np.repeat(np.array(values), 4), (3, 1))
+
+
+@pytest.mark.parametrize(
+    ("values", "mask_values"),
+    [
+        (pixels(0, 1), pixels(0, 1)),
+        (pixels(0, 100, 255, 255), pixels(0, 0, 1, 1)),
+        (pixels(5, 250), pixels(0, 1)),
+        (pixels(0, 65_535, 300), pixels(0, 1, 0)),
+        (pixels(0, 2, 98) / 100, pixels(0, 0, 1)),
+        (pixels(255, 255), pixels(1, 1)),
+    ],
+)
+def test_pixels_of_a_mask(values, mask_values):
+    assert (masks.from_pixels(values) == mask_values).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (pixels(0, 1, 2), "several values up to 2"),
+        (pixels(0, 1, 15, 20, 255), "labels up to 20 and a border of 255"),
+        (pixels(0, 60, 100, 150, 255), "neither black nor white"),
+        (pixels(230, 255), "never fall to 0, the lowest is 230"),
+        (pixels(-3, 4) / 1.0, "no probabilities"),
+        (pixels(0, 1) * np.nan, "no probabilities"),
+    ],
+)
+def test_pixels_that_are_no_mask(values, reason):
+    with pytest.raises(ValueError, match=reason):
+        masks.from_pixels(values)
+
+
+LABELS = np.array([[0, 1], [2, 0]], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("palette", "shown"),
+    [
+        # A drawn mask, whatever its palette's order.
+        ((255, 255, 255, 0, 0, 0, 60, 60, 60), [[255, 0], [60, 255]]),
+        ((255, 0, 0, 0, 0, 0, 0, 0, 9), [[256, 0], [258, 256]]),
+        # Labels in colours, as PASCAL VOC has them.
+        ((0, 0, 0, 128, 0, 0, 0, 128, 0), [[0, 257], [258, 0]]),
+        ((70, 0, 90, 250, 230, 30, 0, 90, 0), [[0, 257], [258, 0]]),
+        ((0,) * 9, [[0, 257], [258, 0]]),
+        ((1, 1, 1, 254, 254, 254, 254, 254, 254), [[0, 253], [253, 0]]),
+    ],
+)
+def test_palettes_count_by_colour_and_labels_in_colours_stay_apart(palette, shown):
+    image = Image.fromarray(LABELS).convert("P")
+    image.putpalette(palette)
+    assert masks.levels(image).tolist() == shown
+
+
+@pytest.mark.parametrize("colour", [0, 100, 255])
+def test_the_transparency_is_the_mask_where_it_varies(colour, tmp_path):
+    drawn = np.full((4, 6, 4), colour, np.uint8)
+    drawn[..., 3] = 0
+    drawn[1:3, 2:5, 3] = 255
+    Image.fromarray(drawn).save(tmp_path / "m.png")
+    np.testing.assert_array_equal(masks.read_file(tmp_path / "m.png", (4, 6)), drawn[..., 3] > 0)
+
+
+def test_files_of_masks(tmp_path):
+    photo = np.random.default_rng(0).integers(0, 200, (4, 6, 3), np.uint8)
+    photo[0, 0] = 255
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    (tmp_path / "m.json").write_text(json.dumps({"segmentation": [[1, 1, 4, 1, 4, 3, 1, 3]]}))
+    assert masks.area(masks.read_file(tmp_path / "m.json", (4, 6))) == 6
+    for name, size, reason in (
+        ("photo.png", (4, 6), "neither black nor white"),
+        ("photo.png", (6, 4), "4 x 6, but its image is 6 x 4"),
+        ("lost.png", (4, 6), "No such file"),
+    ):
+        with pytest.raises(InputError, match=f"{name}.*{reason}"):
+            masks.read_file(tmp_path / name, size)
 
 
 def test_areas_of_any_number_of_masks():

@@ -17,7 +17,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.cache import fingerprint
-from r2sm_jax.data.images import find_image, image_folders, near_name, open_annotated
+from r2sm_jax.data.images import find_image, image_folders, open_annotated
 from r2sm_jax.data.large_files import LARGE_BYTES, IndexedRecords, LargeFile, read_large_file
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.shared_records import SharedRecords
@@ -345,8 +345,6 @@ class Dataset:
         if path is None:
             folders = " or ".join(map(str, self._image_dirs))
             remedy = "give its folder with --images DIR, in training with --data.images DIR"
-            if near := near_name(self._image_dirs, name):
-                remedy = f"there is {near}; write that as its file_name, or {remedy}"
             raise InputError(f"{self.path}: image {name} is not in {folders}; {remedy}")
         return path
 

@@ -8,18 +8,31 @@ was checked or made by this module.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import contourpy
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from PIL import Image
 from pycocotools import mask as pycocotools_mask
+
+from r2sm_jax.data import images
+from r2sm_jax.errors import InputError, load_json
 
 coco: Any = pycocotools_mask  # its type stubs do not cover compressed RLEs
 RLE = Mapping[str, Any]
 Mask = Bool[np.ndarray, "H W"]
 MAX_PIXELS = 1 << 28
 """Larger masks are refused: decoding takes a byte a pixel, several times over."""
+MAX_COORDINATE = 100_000
+"""Polygons that reach farther out are refused: the rasteriser walks along every pixel of an
+edge."""
+MIN_SIDE_FOR_SHARES = 8
+"""In smaller images a polygon inside of one pixel may have coordinates from 0 to 1."""
+MAX_GREY_LEVELS = 80
+"""Labels of objects are small numbers (this leaves room for more than VOC's 20), while the soft
+edge of a mask reaches higher."""
 MAX_AREAS = 255
 """RLEs that `coco.area` takes in one call; more overflow its counter (pycocotools 2.0.11)."""
 MOST_PARTS = 4
@@ -53,7 +66,7 @@ def encode(mask: Mask) -> dict[str, Any]:
     edges = edges[edges < height * width]
     runs = np.diff(edges, prepend=0, append=height * width)
     rle = coco.frPyObjects({"size": [height, width], "counts": runs}, height, width)
-    return {"size": [int(height), int(width)], "counts": rle["counts"].decode("ascii")}
+    return _with_text(rle)
 
 
 def check(rle: Any) -> dict[str, Any]:
@@ -112,10 +125,12 @@ def expand(rle: RLE, first: int = 0, end: int | None = None) -> Bool[np.ndarray,
 
 
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """The compressed RLE of a COCO `segmentation` of an image of this size.
+    """The compressed RLE of a `segmentation` of an image of this size, in any usual layout.
 
-    `segmentation` is an RLE, a polygon `[x1, y1, x2, y2, ...]`, or a list of polygons, which are
-    united. Raises ValueError, with a reason, for anything that is not a mask of this size.
+    `segmentation` is an RLE, a polygon, or a list of either, which are united. A polygon is a list
+    of numbers `[x1, y1, x2, y2, ...]` or of points; those of fewer than three points are left out
+    if there are others. Raises ValueError, with a reason, for anything that is not a mask of this
+    size.
     """
     if isinstance(segmentation, Mapping):
         size = rle_size(segmentation)
@@ -129,19 +144,106 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
         raise ValueError("it is neither an RLE nor a list of polygons")
     if not segmentation:
         raise ValueError("the list of polygons is empty")
+    if all(isinstance(part, Mapping) for part in segmentation):
+        rles = [compressed(rle, height, width) for rle in segmentation]
+        return _with_text(coco.merge(rles))
     check_size(height, width)
-    nested = [segmentation] if isinstance(segmentation[0], int | float) else segmentation
-    # Far points are moved towards the image: the rasteriser walks along every pixel of an edge.
-    far = max(height, width)
-    rings = [np.clip(_corners(polygon), -far, 2 * far).tolist() for polygon in nested]
+    rings = _rings(segmentation)
+    corners = np.concatenate(rings)
+    has_fractions = (corners % 1 != 0).any()
+    is_small = min(height, width) < MIN_SIDE_FOR_SHARES
+    if has_fractions and not is_small and corners.min() >= 0 and corners.max() <= 1:
+        raise ValueError("the polygon's coordinates are shares of the image's size, not pixels")
     # Runs that pycocotools made itself need no check.
-    rle = coco.merge(coco.frPyObjects(rings, height, width))
-    return {"size": [height, width], "counts": rle["counts"].decode("ascii")}
+    polygons = coco.frPyObjects([ring.tolist() for ring in rings], height, width)
+    return _with_text(coco.merge(polygons))
+
+
+def _rings(polygons: Sequence[Any]) -> list[Float[np.ndarray, " n"]]:
+    """The coordinates of one polygon or of several. Raises ValueError for anything else.
+
+    pycocotools would take four numbers for a box, and crash on others.
+    """
+    first = polygons[0]
+    is_points = isinstance(first, Sequence) and list(map(type, first)) in POINT_TYPES
+    nested = [polygons] if isinstance(first, int | float) or is_points else polygons
+    rings = []
+    for polygon in nested:
+        try:
+            ring = np.asarray(polygon, np.float64)
+        except (TypeError, ValueError, OverflowError):
+            ring = np.full(1, np.nan)
+        is_flat = ring.ndim == 1 and ring.size % 2 == 0
+        is_list_of_points = ring.ndim == 2 and ring.shape[1] == 2
+        if not is_flat and not is_list_of_points:
+            raise ValueError("a polygon is neither [x1, y1, x2, y2, x3, y3, ...] nor points [x, y]")
+        if not (np.abs(ring) <= MAX_COORDINATE).all():
+            raise ValueError(f"a polygon's coordinates are not all numbers up to {MAX_COORDINATE}")
+        if ring.size >= 6:
+            rings.append(ring.ravel())
+    if not rings:
+        raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
+    return rings
+
+
+POINT_TYPES = [[int, int], [int, float], [float, int], [float, float]]
+"""The types of a point's two numbers."""
 
 
 def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
-    """The mask `[H W]` of a COCO `segmentation`. Raises ValueError like `compressed`."""
+    """The mask `[H W]` of a `segmentation`. Raises ValueError like `compressed`."""
     return np.ascontiguousarray(expand(compressed(segmentation, height, width)))
+
+
+def read_file(path: Path, size: tuple[int, int]) -> Mask:
+    """The mask `[H W]` of an image of this size in a file: a picture, white on black or drawn in
+    the transparency, or JSON with an RLE or polygons, or with an object that has a `segmentation`.
+
+    Raises InputError if the file cannot be read or holds no mask of this size.
+    """
+    try:
+        if path.suffix.lower() == ".json":
+            value = load_json(path, "one mask, an RLE or a list of polygons")
+            if isinstance(value, dict) and "segmentation" in value:
+                value = value["segmentation"]
+            return from_segmentation(value, *size)
+        values = levels(images.decode(path))
+        if values.shape != size:
+            height, width = values.shape
+            stated = f"{size[0]} x {size[1]}"
+            raise ValueError(f"the mask is {height} x {width}, but its image is {stated}")
+        return from_pixels(values)
+    except (InputError, ValueError) as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise InputError(f"{path}: no mask can be read from it ({reason})") from error
+
+
+def levels(image: Image.Image) -> np.ndarray:
+    """How much each pixel of a drawn mask is part of it `[H W]`: the transparency where it varies,
+    or else the brightest channel.
+
+    A palette of greys counts as greys. In a palette with colours, or all black, the pixels are
+    labels of objects: label k counts as 256 + k, the background as 0. That is what is black or
+    transparent, or else label 0.
+    """
+    if len(image.getbands()) == 1 and image.mode != "P":
+        return np.asarray(image)
+    rgba = np.asarray(image.convert("RGBA"))
+    colour = rgba[..., :3]
+    alpha = rgba[..., 3]
+    if image.mode != "P":
+        return alpha if np.ptp(alpha) else colour.max(-1)
+
+    values = colour.max(-1) * (alpha > 0)
+    is_grey = (np.ptp(colour, axis=-1) == 0).all()
+    if is_grey and any(image.getpalette() or ()):
+        # Greys that begin above 0 are shifted; one grey alone says nothing of a background.
+        return values - values.min() if np.ptp(values) else values
+    labels = np.asarray(image, np.int32)
+    has_background = 0 < np.count_nonzero(values) < values.size
+    is_object = values > 0 if has_background else labels > 0
+    # 256 is added so that no label is taken for white, which is 255 (`from_pixels`).
+    return np.where(is_object, labels + 256, 0)
 
 
 def from_pixels(values: np.ndarray) -> Mask:
@@ -149,7 +251,7 @@ def from_pixels(values: np.ndarray) -> Mask:
 
     It is what is brighter than half of white, or than half of the only value besides 0. Numbers
     with fractions from 0 to 1 are probabilities. Raises ValueError, with a reason, where that
-    cannot be told: several labels, logits, a mask that never falls to black.
+    cannot be told: several labels, logits, a photo, a mask that never falls to black.
     """
     if np.issubdtype(values.dtype, np.floating):
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
@@ -157,42 +259,26 @@ def from_pixels(values: np.ndarray) -> Mask:
         return values > 0.5
     highest, lowest = int(values.max()), int(values.min())
     threshold = highest // 2
-    levels = np.unique(values)
-    is_white = highest in (255, 65_535)
-    if len(levels) > 2 and not is_white:
+    distinct = np.unique(values)
+    if len(distinct) > 2 and highest not in (255, 65_535):
         raise ValueError(f"it holds several values up to {highest}; give each object its own mask")
-    # Values between black and white are soft edges of one mask, or labels of several objects, such
-    # as Pascal VOC's: 1 to 20 inside of a thin border of 255. A guess tells them apart: labels are
-    # small numbers (80 leaves room for more than VOC's), while the edges of a mask reach higher;
-    # and of a mask the greater part is white, of labels only the border.
-    between = levels[(levels > 0) & (levels < highest)]
+    # Values between black and white are soft edges of one mask, labels of several objects, such as
+    # Pascal VOC's, inside of a thin border of 255, or the pixels of a photo. Of a mask the greater
+    # part is white.
+    between = distinct[(distinct > 0) & (distinct < highest)]
     is_mostly_white = (values == highest).sum() >= (values > 0).sum() / 2
-    if len(between) and between.max() <= 80 and not is_mostly_white:
+    if len(between) and between.max() <= MAX_GREY_LEVELS and not is_mostly_white:
         raise ValueError(
             f"it holds labels up to {between.max()} and a border of {highest}; give each object "
             "its own mask"
         )
-    if len(levels) > 1 and lowest > threshold:
+    # JPEG leaves a little noise in what was black or white.
+    num_lit = (values > 0.1 * highest).sum()
+    if (values >= 0.9 * highest).sum() < num_lit / 2:
+        raise ValueError("most of it is neither black nor white, as in a photo; draw a mask")
+    if len(distinct) > 1 and lowest > threshold:
         raise ValueError(f"its values never fall to 0, the lowest is {lowest}; draw black as 0")
     return values > threshold
-
-
-def _corners(polygon: Any) -> Float[np.ndarray, " n"]:
-    """The coordinates of a polygon. Raises ValueError, with a reason, for anything else.
-
-    pycocotools would take four numbers for a box, and crash on others.
-    """
-    if isinstance(polygon, Sequence) and any(isinstance(point, Mapping) for point in polygon):
-        raise ValueError("a polygon is a list of objects; write [x1, y1, x2, y2, x3, y3, ...]")
-    if not isinstance(polygon, Sequence) or len(polygon) < 6 or len(polygon) % 2:
-        raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
-    try:
-        corners = np.array(polygon, np.float64)
-    except (TypeError, ValueError, OverflowError):
-        corners = np.array([np.nan])
-    if not np.isfinite(corners).all():
-        raise ValueError("a polygon's coordinates are not all finite numbers")
-    return corners
 
 
 def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
@@ -201,12 +287,18 @@ def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
         return encode(np.zeros((height, width), bool))
     if len(rles) == 1:
         return rles[0]
-    return coco.merge(list(rles))
+    return _with_text(coco.merge(list(rles)))
 
 
 def intersect(one: RLE, other: RLE) -> RLE:
     """The intersection of two compressed RLEs."""
     return coco.merge([one, other], intersect=True)
+
+
+def _with_text(rle: RLE) -> dict[str, Any]:
+    """An RLE of pycocotools with a string as counts, so that it can go into JSON."""
+    height, width = rle["size"]
+    return {"size": [int(height), int(width)], "counts": rle["counts"].decode("ascii")}
 
 
 def areas(rles: Sequence[RLE]) -> list[int]:
@@ -282,6 +374,30 @@ def occlude_rate(visible: Mask, complete: Mask) -> float:
 def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
     """The union of masks `[H W]` of one `shape`; an empty mask if there are none."""
     return np.logical_or.reduce([np.zeros(shape, bool), *masks])
+
+
+def mask_fields(modal: RLE, amodal: RLE | None) -> dict[str, Any]:
+    """The fields of an annotation that its masks determine, compressed RLEs of one size.
+
+    `amodal` is None if the complete mask is not known.
+    """
+    # Visible fringes outside the complete mask are added to it: modal ⊆ amodal holds everywhere, as
+    # losses and metrics assume.
+    complete = modal if amodal is None else merge([modal, amodal], *modal["size"])
+    (num_pixels,) = areas([complete])
+    fields: dict[str, Any] = {
+        "bbox": [int(number) for number in coco.toBbox(complete)],
+        "area": num_pixels,
+        "iscrowd": 0,
+        "segmentation": None if amodal is None else complete,
+    }
+    if amodal is None:
+        return fields | {"visible_mask": modal}
+    occluded = expand(complete) & ~expand(modal)
+    fields["occlude_rate"] = area(occluded) / max(1, num_pixels)
+    if occluded.any():  # without a visible mask an object counts as fully visible
+        fields |= {"visible_mask": modal, "invisible_mask": encode(occluded)}
+    return fields
 
 
 def polygons(mask: Mask) -> list[list[float]]:

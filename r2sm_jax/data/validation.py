@@ -11,13 +11,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import leads_outside, same_file_key
+from r2sm_jax.data.images import leads_outside
 from r2sm_jax.errors import InputError
 
 LISTS = {
@@ -395,8 +395,8 @@ def find_contradictions(records: Record) -> Iterator[Contradiction]:
 
 def find_shared_files(file_names: Sequence[str]) -> Iterator[Contradiction]:
     """The images whose file is also that of another image, in any spelling."""
-    counts = Counter(map(same_file_key, file_names))
-    shared = [name for name in file_names if counts[same_file_key(name)] > 1]
+    counts = Counter(map(_file_key, file_names))
+    shared = [name for name in file_names if counts[_file_key(name)] > 1]
     if shared:
         what = (
             f"images share their file with another image ({shared[0]}), so that masks may lie on "
@@ -406,12 +406,17 @@ def find_shared_files(file_names: Sequence[str]) -> Iterator[Contradiction]:
         yield Contradiction(len(shared), len(file_names), what)
 
 
+def _file_key(name: str) -> str:
+    """A path in one spelling: with slashes, composed accents, and without `./`."""
+    return unicodedata.normalize("NFC", str(PurePosixPath(name.replace("\\", "/"))))
+
+
 def find_pictures_in_both(
     file_names: Iterable[str], other_names: Iterable[str]
 ) -> Contradiction | None:
     """The pictures that two splits of one folder share, by their names in any spelling."""
-    names = {same_file_key(name): name for name in file_names}
-    shared = sorted(names.keys() & {same_file_key(name) for name in other_names})
+    names = {_file_key(name): name for name in file_names}
+    shared = sorted(names.keys() & {_file_key(name) for name in other_names})
     if not shared:
         return None
     what = (

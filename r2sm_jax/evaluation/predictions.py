@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Source
-from r2sm_jax.data.images import brightness, find_images
+from r2sm_jax.data.images import find_images
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.validation import is_id, parse_flag
 from r2sm_jax.errors import InputError, load_json
@@ -238,25 +236,11 @@ def _read_pngs(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
         if not re.fullmatch(r"\d+", file.stem):
             raise InputError(f"{file}: its name is not a query id; name it <query id>.png")
         query_id = int(file.stem)
-        height, width = _find_size(str(file), sizes, query_id)
+        size = _find_size(str(file), sizes, query_id)
         if query_id in predicted:
             raise InputError(
                 f"{file}: query {query_id} is answered by another file already; keep one"
             )
-        try:
-            with Image.open(file) as image:
-                # Before it is decoded, since it may be huge.
-                is_turned = (image.width, image.height) == (height, width)
-                turned = ", it seems to be turned" if is_turned and height != width else ""
-                if (image.height, image.width) != (height, width):
-                    raise ValueError(
-                        f"the mask is {image.height} x {image.width}, "
-                        f"but its image is {height} x {width}{turned}"
-                    )
-                mask = masks.from_pixels(brightness(image))
-        except Exception as error:  # Pillow raises nearly anything for a damaged file.
-            raise InputError(
-                f"{file}: no mask can be read from it ({error}); see docs/metrics.md"
-            ) from error
-        predicted[query_id] = PredictedMasks(instances=[Candidate(masks.encode(mask), 1.0)])
+        rle = masks.encode(masks.read_file(file, size))
+        predicted[query_id] = PredictedMasks(instances=[Candidate(rle, 1.0)])
     return predicted

@@ -9,10 +9,9 @@ import numpy as np
 from scipy import ndimage
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.validation import find_polygon_fault
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.errors import InputError
 
 SPECK_SHARE = 0.01
 """Of the mask's area: smaller parts and holes are dropped by `clean`."""
@@ -103,11 +102,7 @@ def read_mask_file(path: Path, size: tuple[int, int]) -> Mask:
 
     Raises InputError if the file cannot be read, or holds no mask of this size or an empty one.
     """
-    if path.suffix.lower() == ".json":
-        value = load_json(path, "one mask, an RLE or a list of polygons")
-    else:
-        value = brightness(decode(path))
-    return read_mask(value, size, str(path))
+    return read_mask(masks.read_file(path, size), size, str(path))
 
 
 def clean(mask: Mask) -> Mask:

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.annotations import NO_CATEGORY
 from r2sm_jax.data.dataset import Dataset, read_json, read_records
 from r2sm_jax.data.images import (
+    ORIENTATION,
+    check_stated_size,
     find_image,
     image_folders,
-    is_turned_unseen,
-    near_name,
     open_image,
-    remedy_for_size,
 )
 from r2sm_jax.data.split_summary import CROWD_REMEDY, summarize
 from r2sm_jax.data.validation import (
@@ -110,7 +110,7 @@ def report_turned_images(file: Path, records: Mapping[str, Any], images: Path | 
     turned = []
     for image in records["images"]:
         path = find_image(folders, image["file_name"])
-        if path is not None and is_turned_unseen(path):
+        if path is not None and _is_turned_unseen(path):
             turned.append(image["file_name"])
     if turned:
         print_warning(
@@ -134,6 +134,14 @@ def report_what_it_teaches(dataset: Dataset, records: Mapping[str, Any]) -> None
     reason = summary.reason_for_nothing()
     if reason:
         raise InputError(f"{dataset.path}: nothing can be trained or scored, since {reason}")
+
+
+def _is_turned_unseen(path: Path) -> bool:
+    """Whether EXIF turns or mirrors an image without a change of its size, which then tells
+    nothing."""
+    with Image.open(path) as image:
+        orientation = image.getexif().get(ORIENTATION, 1)
+        return orientation in (2, 3, 4) or (orientation >= 5 and image.width == image.height)
 
 
 def print_warning(file: Path, sentence: str) -> None:
@@ -228,20 +236,14 @@ def _image_problems(
     if path is None:
         searched = " or ".join(map(str, folders))
         remedy = "give the images' folder with --images DIR"
-        if near := near_name(folders, name):
-            remedy = f"there is {near}; write that as its file_name, or {remedy}"
         yield problem(f"{name} is not in {searched}", remedy)
         return
 
     try:
-        height, width = open_image(path).shape[:2]
-    except InputError as error:
-        yield problem(f"{name} cannot be read ({error})", "put the image there again")
-        return
-    if (height, width) != (image["height"], image["width"]):
-        what = f"{name} is {height} x {width}, not {image['height']} x {image['width']}"
         stated = image["height"], image["width"]
-        yield problem(what, remedy_for_size(path, stated))
+        check_stated_size(path, open_image(path).shape[:2], stated, "the file")
+    except InputError as error:
+        yield problem(f"{name} cannot be used ({error})", "put the image there again")
 
 
 def _annotation_problems(

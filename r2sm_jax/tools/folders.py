@@ -16,7 +16,7 @@ from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.annotations import mask_fields
-from r2sm_jax.data.images import IMAGE_SUFFIXES, brightness, decode
+from r2sm_jax.data.images import IMAGE_SUFFIXES
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.entries import Entry, Note, RecordError, Size
@@ -174,22 +174,6 @@ def list_files(folder: Path) -> tuple[dict[str, Path], list[Note]]:
 def read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
     """The mask `[H W]` of a file. Raises RecordError for one that is not a mask of this size."""
     try:
-        values = brightness(decode(path))
+        return masks.read_file(path, size)
     except InputError as error:
-        raise entry.error(f"{path} cannot be read ({error})", "give the mask again") from error
-    if values.shape != size:
-        problem = (
-            f"{path.name} is {values.shape[0]} x {values.shape[1]}, "
-            f"but its image is {size[0]} x {size[1]}"
-        )
-        if values.shape == size[::-1]:
-            remedy = (
-                "the image may be turned by its EXIF orientation, draw masks on the upright one"
-            )
-        else:
-            remedy = "give masks of the image's size"
-        raise entry.error(problem, remedy)
-    try:
-        return masks.from_pixels(values)
-    except ValueError as error:
-        raise entry.error(f"{path.name} is no mask ({error})", "draw it again") from error
+        raise entry.error(str(error), "give the mask again") from error

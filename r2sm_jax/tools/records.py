@@ -23,8 +23,6 @@ from r2sm_jax.data.images import (
     find_image,
     image_size,
     leads_outside,
-    near_name,
-    remedy_for_size,
 )
 from r2sm_jax.data.validation import AreaComparison, check_records
 from r2sm_jax.errors import InputError, atomic_write
@@ -360,8 +358,6 @@ def make_image(
     if path is None:
         problem = f"{' or '.join(names)} is not in {images_dir}"
         remedy = "give the folder with --images DIR"
-        if near := near_name([images_dir], names[0]):
-            remedy = f"there is {near}; write that as its name, or {remedy}"
         raise entry.error(problem, remedy)
     try:
         actual_size = image_size(path)
@@ -372,7 +368,7 @@ def make_image(
             f"its image is {actual_size[0]} x {actual_size[1]}, "
             f"but the size in the file is {size[0]} x {size[1]}"
         )
-        raise entry.error(problem, remedy_for_size(path, size))
+        raise entry.error(problem, "give the image that was annotated")
     return ImageRecord(image_id, path.relative_to(images_dir).as_posix(), actual_size, path)
 
 
