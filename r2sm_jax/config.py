@@ -39,8 +39,8 @@ class VisionConfig:
     stem_depth: int = 1
     """Residual convolutions at each stride of the `conv` encoder."""
     dim: int = 192
-    """Channels of the transformer blocks. SAM's weights bring their own sizes: leave out this and
-    the next eight."""
+    """Channels of the transformer blocks. The weights of SAM and of a plain ViT bring their own
+    sizes: leave out this and the next eight."""
     depth: int = 3
     heads: int = 3
     mlp_dim: int = 576
@@ -52,8 +52,8 @@ class VisionConfig:
     """SAM's decomposed relative positions."""
     out_dim: int = 128
     """Channels after the neck."""
-    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
-    """`gelu` is the exact function, which published weights use."""
+    activation: Literal["gelu_tanh", "gelu", "quick_gelu"] = "gelu_tanh"
+    """`gelu` is the exact function, which most published weights use."""
     remat: bool = False
     """Compute every block again in the backward pass: less memory, a third more time."""
     sam: str | None = None
@@ -62,19 +62,26 @@ class VisionConfig:
     sam_frozen: bool = False
     """The weights of `sam` are not trained."""
     vit: str | None = None
-    """A published plain ViT (DINOv2, CLIP, SigLIP): the `vit` encoder, or beside another one.
-    A folder or hf:owner/name."""
+    """Published weights of the `vit` encoder (DINOv2, CLIP, SigLIP): a folder or hf:owner/name."""
     vit_frozen: bool = True
     """The weights of `vit` are not trained."""
     vit_grid: int = 0
     """Tokens each way of `vit`, resized to the grid of this encoder; 0 = do not change its number.
     """
+    vit_family: Literal["", "dinov2", "clip", "siglip"] = ""
+    """This and the next two are read from the weights of `vit`."""
+    vit_patch_size: int = 0
+    vit_registers: int = 0
+    """Tokens inside the blocks that stand for no place of the image (DINOv2 with registers)."""
     efficientnet: str | None = None
     """Published weights of the `efficientnet` encoder: efficientnet-lite0, -lite1, -lite2, a folder
     or a file."""
     efficientnet_frozen_to: Literal[0, 2, 4, 8, 16, 32] = 32
     """Stride up to which `efficientnet` is not trained: 32 = all of it is frozen, 8 = four stages
     are trained, 0 = all."""
+    efficientnet_dims: tuple[int, ...] = ()
+    """Channels after each block of `efficientnet`, read from its weights. Equal ones in a row are a
+    stage."""
 
     @property
     def grid(self) -> int:
@@ -527,12 +534,11 @@ def check_pretrained(model: ModelConfig) -> None:
         raise InputError(f"{flag}.sam is for the encoder of SAM; give {flag}.encoder sam")
     if vision.sam_frozen and not vision.sam:
         raise InputError(f"{flag}.sam-frozen without weights of SAM; give some as {flag}.sam")
-    if vision.encoder == "vit" and not vision.vit:
-        raise InputError(f"{flag}.encoder vit needs a published plain ViT; give one as {flag}.vit")
-    if (vision.encoder == "efficientnet") != bool(vision.efficientnet):
-        raise InputError(
-            f"{flag}.encoder efficientnet and {flag}.efficientnet go together; give both or neither"
-        )
+    for name in ("vit", "efficientnet"):
+        if (vision.encoder == name) != bool(getattr(vision, name)):
+            raise InputError(
+                f"{flag}.encoder {name} and {flag}.{name} go together; give both or neither"
+            )
     if (vision.sam or vision.efficientnet) and vision.patch_size != 16:
         raise InputError(
             f"{flag}.patch-size {vision.patch_size}: SAM's weights and EfficientNet have tokens of "

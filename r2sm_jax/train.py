@@ -60,8 +60,7 @@ from r2sm_jax.evaluation.scorer import EvalResults, QueryResult, evaluate_source
 from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
-from r2sm_jax.models.encoder_sizes import EncoderSizes
-from r2sm_jax.models.pretrained import load_pretrained
+from r2sm_jax.models.pretrained import fill_sizes, load_pretrained
 from r2sm_jax.models.r2sm import UNSURE_BELOW, Calibration
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import (
@@ -91,7 +90,6 @@ from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import (
     check_inputs,
     check_unchanged,
-    find_encoder_sizes,
     lock_run,
     new_run,
     point_latest,
@@ -398,7 +396,7 @@ def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates)
 
 
 def load_initial(
-    config: Config, sizes: EncoderSizes, params: nnx.State, constants: nnx.State, folder: Path
+    config: Config, params: nnx.State, constants: nnx.State, folder: Path
 ) -> tuple[nnx.State, nnx.State]:
     """Published weights, or those of another run (`--init RUN`), as the starting point.
 
@@ -407,7 +405,7 @@ def load_initial(
     fit.
     """
     if config.init is None:
-        params, constants, matches = load_pretrained(config.model, sizes, params, constants)
+        params, constants, matches = load_pretrained(config.model, params, constants)
         for name, found in matches.items():
             print(f"{name}: {found}", flush=True)
         lines = [line for name, found in matches.items() for line in (f"# {name}", *found.lines())]
@@ -471,7 +469,10 @@ def train(config: Config) -> Path:
         resumed = resolve_auto(read_config(resumed_folder(config)))
     config = resolve_auto(config, resumed)
     check_same_config(flatten_dict(to_json(config), sep="."))
-    sizes = find_encoder_sizes(config)
+    known = resumed
+    if config.init:
+        known = read_config(Path(config.init))
+    config = replace(config, model=fill_sizes(config.model, known and known.model))
     mesh = make_mesh(config.train, config.distributed.fsdp)
 
     with ExitStack() as stack:
@@ -486,7 +487,7 @@ def train(config: Config) -> Path:
 
         # Data. What is wrong with a split is found now.
         data = prepare_data(config, log)
-        run_on_main(lambda: check_inputs(folder, config, sizes, data.texts, data.sha256))
+        run_on_main(lambda: check_inputs(folder, config, data.texts, data.sha256))
         dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
         reported = open_reported(config)
         if is_main_process():
@@ -495,7 +496,7 @@ def train(config: Config) -> Path:
 
         # Model and optimizer: from a checkpoint, from published weights, from another run, or
         # random.
-        graphdef, params, constants = split_model(config.model, sizes, config.train.seed)
+        graphdef, params, constants = split_model(config.model, config.train.seed)
         print_parameters(params, constants, data.texts)
         optimizer = make_optimizer(
             config.optimizer, config.train.steps, config.train.matmul_precision
@@ -510,7 +511,7 @@ def train(config: Config) -> Path:
             state = place(mesh, state)
             print(f"resumed at step {int(state.step)}", flush=True)
         else:
-            params, constants = load_initial(config, sizes, params, constants, folder)
+            params, constants = load_initial(config, params, constants, folder)
             state_shardings = shardings(mesh, shapes)
             make_state = jax.jit(make_state, donate_argnums=0, out_shardings=state_shardings)
             state = make_state(place(mesh, params))

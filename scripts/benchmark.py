@@ -46,7 +46,7 @@ from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.models.pretrained import read_encoder_sizes
+from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.synthetic.sources import load_json_split, open_source
 from r2sm_jax.train import (
@@ -119,7 +119,7 @@ def measure_training(args: Sequence[str]) -> Figures:
 
 def make_step(config: Config, data: TrainingData) -> Callable[[Batch], Any]:
     """The training step on one device. It keeps its state, and returns the losses of a batch."""
-    graphdef, params, constants = split_model(config.model, read_encoder_sizes(config.model), 0)
+    graphdef, params, constants = split_model(fill_sizes(config.model), 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps, config.train.matmul_precision)
     state = init_state(params, optimizer)
     names = jax.device_put(data.names)

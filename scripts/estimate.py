@@ -23,7 +23,7 @@ from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.mask_type_heads import LEARNED
-from r2sm_jax.models.pretrained import read_encoder_sizes
+from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.models.text_encoder import abstract_text_encoder
 from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.training.optimizer import make_optimizer
@@ -103,11 +103,11 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     Raises InputError if the batch does not divide by the devices and parts.
     """
     config = resolve_auto(config)
-    sizes = read_encoder_sizes(config.model, use_table=True)
+    config = replace(config, model=fill_sizes(config.model))
     mesh = make_mesh(config.train, config.distributed.fsdp)
 
     # Weights.
-    graphdef, state, constants = abstract_state(config, sizes)
+    graphdef, state, constants = abstract_state(config)
     yield "trainable parameters", f"{count(state.params):,}"
     text_name = config.model.text.name
     try:

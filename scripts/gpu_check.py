@@ -34,7 +34,6 @@ from flax import nnx
 from r2sm_jax.cli import cli_main, load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.models.encoder_sizes import EncoderSizes, SamSizes, with_sizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
@@ -161,8 +160,20 @@ def figures(
 def vision_config(args: CheckConfig) -> VisionConfig:
     """SAM ViT-B without published weights, or a small one of the same layout."""
     vision = load_config_file(SAM_CONFIG).model.vision
-    config = with_sizes(ModelConfig(vision), EncoderSizes(sam=SamSizes())).vision
-    config = replace(config, sam=None, remat=False)
+    config = replace(
+        vision,
+        dim=768,
+        depth=12,
+        heads=12,
+        mlp_dim=3072,
+        window_size=14,
+        global_blocks=(2, 5, 8, 11),
+        relative_positions=True,
+        out_dim=256,
+        activation="gelu",
+        sam=None,
+        remat=False,
+    )
     if args.dry_run:
         config = replace(
             config,
@@ -216,7 +227,7 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
     config = resolve_auto(
         Config(model=model, train=LoopConfig(batch_size=images, devices=1, accumulate=1))
     )
-    graphdef, params, constants = split_model(config.model, EncoderSizes(), 0)
+    graphdef, params, constants = split_model(config.model, 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps, config.train.matmul_precision)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
     names = {

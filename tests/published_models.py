@@ -9,10 +9,9 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import ModelConfig, VisionConfig
-from r2sm_jax.models.encoder_sizes import EncoderSizes, with_sizes
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.matching import LoadReport
-from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
+from r2sm_jax.models.pretrained import fill_sizes, load_pretrained
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SAM_IMAGE = 80
@@ -92,21 +91,20 @@ def write(config: transformers.PreTrainedConfig, folder: Path, seed: int = 0) ->
     return model
 
 
-def build_encoder(config: VisionConfig, sizes: EncoderSizes) -> VisionEncoder:
+def build_encoder(config: VisionConfig) -> VisionEncoder:
     """Ours, with fresh weights; published parts are frozen or adapted."""
-    encoder = VisionEncoder(config, sizes, dtype=np.dtype("float32"), rngs=nnx.Rngs(0))
+    encoder = VisionEncoder(config, dtype=np.dtype("float32"), rngs=nnx.Rngs(0))
     freeze_published(encoder)
     return encoder
 
 
 def load_encoder(config: VisionConfig) -> tuple[VisionEncoder, LoadReport]:
     """Ours, with published sizes and weights, and what became of them."""
-    model = ModelConfig(vision=config)
-    sizes = read_encoder_sizes(model)
-    encoder = build_encoder(with_sizes(model, sizes).vision, sizes)
+    model = fill_sizes(ModelConfig(vision=config))
+    encoder = build_encoder(model.vision)
     graphdef, *parts = nnx.split(encoder, nnx.Param, ...)
     params, constants, matches = load_pretrained(
-        model, sizes, *(nnx.State({"vision": part}) for part in parts)
+        model, *(nnx.State({"vision": part}) for part in parts)
     )
     (report,) = matches.values()
     return nnx.merge(graphdef, params["vision"], constants.get("vision", nnx.State({}))), report

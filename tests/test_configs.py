@@ -15,8 +15,7 @@ from transformers import SamConfig
 from r2sm_jax.cli import load_config_file
 from r2sm_jax.config import Config, check_config
 from r2sm_jax.data import masks
-from r2sm_jax.models.encoder_sizes import KNOWN_SIZES
-from r2sm_jax.models.pretrained import read_encoder_sizes
+from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.tools.data import main as convert
 from r2sm_jax.train import train
 
@@ -159,13 +158,14 @@ def test_the_protocol_is_the_papers(name):
     assert config.data.queries == 10 and loop.batch_size // loop.accumulate == 2
 
 
-@pytest.mark.parametrize("decoder", ["shared", "sam"])
-def test_the_table_has_the_sizes_of_published_sam(decoder, tmp_path):
+def test_sizes_of_published_sam_fill_the_configuration(tmp_path):
     """`transformers`' default is ViT-B; sizes that contradict it would be refused."""
     model = load_config_file(CONFIGS / f"{NAMES[0]}.py").model
     SamConfig().save_pretrained(tmp_path)
     vision = replace(model.vision, sam=str(tmp_path))
-    local = replace(model, vision=vision, decoder=replace(model.decoder, type=decoder))
-    sizes = read_encoder_sizes(local)
-    assert sizes == KNOWN_SIZES[model.vision.sam]
-    assert sizes == read_encoder_sizes(model, use_table=True)
+    model = replace(model, vision=vision, decoder=replace(model.decoder, type="sam"))
+    filled = fill_sizes(model)
+    vision, decoder = filled.vision, filled.decoder
+    assert (vision.dim, vision.depth, vision.global_blocks) == (768, 12, (2, 5, 8, 11))
+    assert (vision.out_dim, decoder.dim, decoder.depth, decoder.heads) == (256, 256, 2, 8)
+    assert fill_sizes(model, known=filled) == filled

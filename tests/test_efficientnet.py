@@ -25,7 +25,6 @@ from r2sm_jax.inference.run import Run, load
 from r2sm_jax.models import hub
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.efficientnet import EfficientNetLite
-from r2sm_jax.models.encoder_sizes import EfficientNetSizes, EncoderSizes
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.keys_efficientnet import (
     fold_batch_norms,
@@ -38,12 +37,11 @@ from r2sm_jax.models.pickles import read_pickle
 from r2sm_jax.models.plain_vit import IMAGENET, normalise
 from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG
 from r2sm_jax.train import main
-from r2sm_jax.training.run_folder import read_config, read_sizes
+from r2sm_jax.training.run_folder import read_config
 
 FLOAT32 = jnp.dtype("float32")
 VISION = VisionConfig(image_size=64, patch_size=16, dim=16, depth=1, heads=2, mlp_dim=16, out_dim=8)
-VISION = replace(VISION, encoder="efficientnet", efficientnet="tiny")
-SIZES = EncoderSizes(efficientnet=EfficientNetSizes(DIMS))
+VISION = replace(VISION, encoder="efficientnet", efficientnet="tiny", efficientnet_dims=DIMS)
 
 
 @nnx.jit
@@ -136,7 +134,7 @@ def test_in_the_encoder(stride, levels):
     """Cached features of the frozen part give the same tokens and skips; the rest has
     parameters."""
     config = replace(VISION, efficientnet_frozen_to=stride)
-    encoder = VisionEncoder(config, SIZES, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
     freeze_published(encoder)
     trained = nnx.state(encoder, nnx.Param).get("efficientnet", {})
     ends = encoder.efficientnet.ends
@@ -204,7 +202,7 @@ def test_a_run_from_cached_features_stands_on_its_own(
     end = command(main, *flags, "--run", folder_of_run, "--data.cache-dir", tmp_path / "features")
     assert end.code == 0, end
     assert "features of" in end.out and "frozen: vision" in end.out
-    assert read_sizes(folder_of_run) == SIZES
+    assert read_config(folder_of_run).model.vision.efficientnet_dims == DIMS
     state = values_of(folder_of_run)
     published = fold_batch_norms(tiny_tensors())
     for part in ("expand", "depthwise", "project"):

@@ -256,7 +256,7 @@ def test_figures_of_other_weights_do_not_go_on_the_card(run, tmp_path):
     assert exporter.read_report(run) == report
     report["meta"]["weights_sha256"] = "0" * 64
     (tmp_path / "report.json").write_text(json.dumps(report))
-    other = runs.Run(tmp_path, run.config, run.sizes, run.step, run.predictor)
+    other = runs.Run(tmp_path, run.config, run.step, run.predictor)
     assert exporter.read_report(other) is None
 
 
@@ -366,7 +366,7 @@ def test_a_compact_export_predicts_like_the_run_in_float16(
     assert all(np.array_equal(stored[name], weights[name]) for name in weights)
 
     rounded = {name: value.astype(np.float32) for name, value in weights.items()}
-    model = model_with_weights(run.config.model, run.sizes, rounded, compact)
+    model = model_with_weights(run.config.model, rounded, compact)
     before = run.predictor
     expected = Predictor(
         run.config.model, *nnx.split(model), before.text_encoder, before.calibration
@@ -386,7 +386,7 @@ def test_another_published_encoder_of_a_compact_export_is_refused(
     save_file(weights, folder / "model.safetensors")
     write_checksums(folder)
     published = {name: value.astype(np.float32) + change}
-    monkeypatch.setattr(runs, "published_weights", lambda config, sizes: published)
+    monkeypatch.setattr(runs, "published_weights", lambda config: published)
     if change:
         with pytest.raises(InputError, match="published image encoder"):
             r2sm_jax.load(folder)

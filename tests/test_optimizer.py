@@ -12,7 +12,6 @@ from optax.contrib import MuonDimensionNumbers
 from tiny_models import TINY
 
 from r2sm_jax.config import OptimizerConfig
-from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.layers import Buffer
 from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.training.optimizer import (
@@ -55,12 +54,12 @@ def test_short_runs_have_a_schedule_too(steps):
 @pytest.fixture(scope="module")
 def params() -> nnx.State:
     """Parameters of the tiny model's shapes."""
-    abstract = nnx.split(abstract_model(CONFIG, NO_SIZES), nnx.Param, ...)[1]
+    abstract = nnx.split(abstract_model(CONFIG), nnx.Param, ...)[1]
     return jax.tree.map(lambda x: jnp.full(x.shape, 0.5, x.dtype), abstract)
 
 
 def test_constants_are_no_parameters():
-    _, params, constants = nnx.split(abstract_model(CONFIG, NO_SIZES), nnx.Param, ...)
+    _, params, constants = nnx.split(abstract_model(CONFIG), nnx.Param, ...)
     assert {type(leaf) for _, leaf in nnx.to_flat_state(params)} == {nnx.Param}
     assert {type(leaf) for _, leaf in nnx.to_flat_state(constants)} == {Buffer}
 

@@ -35,7 +35,6 @@ from r2sm_jax.inference.exporter import add_parts
 from r2sm_jax.inference.run import load_export
 from r2sm_jax.models.crop_unet import make_outliner
 from r2sm_jax.models.efficientnet import EfficientNetLite
-from r2sm_jax.models.encoder_sizes import KNOWN_SIZES
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training.crop_models import (
     cut_prompt_examples,
@@ -166,10 +165,9 @@ def test_the_mask_that_several_windows_agree_on_is_chosen():
 
 
 def test_first_blocks_give_the_features_of_the_whole_backbone():
-    sizes = KNOWN_SIZES["efficientnet-lite2"].efficientnet
-    assert sizes is not None
-    whole = EfficientNetLite(sizes.block_dims, dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(0))
     config = OutlinerConfig()
+    dims = (*config.block_dims, *5 * (208,), 352)  # Lite2
+    whole = EfficientNetLite(dims, dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(0))
     part = EfficientNetLite(config.block_dims, dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(1))
     published = nnx.to_flat_state(nnx.state(whole))
     by_path = dict(published)

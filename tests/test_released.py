@@ -18,7 +18,6 @@ from r2sm_jax.inference.export_folder import (
 )
 from r2sm_jax.inference.parts import split_tensors
 from r2sm_jax.inference.small_weights import UNIT
-from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import abstract_model
 
@@ -42,8 +41,7 @@ def test_it_is_small_and_complete_and_has_a_card() -> None:
 
 def test_its_weights_have_the_shapes_of_this_version(config) -> None:
     """All but the published encoder's, which are not in the file."""
-    sizes = EncoderSizes.from_json(STORED["image_encoder"])
-    leaves = nnx.to_flat_state(nnx.state(abstract_model(config.model, sizes)))
+    leaves = nnx.to_flat_state(nnx.state(abstract_model(config.model)))
     expected = {".".join(map(str, path)): leaf.shape for path, leaf in leaves}
     tensors = split_tensors(load_file(FOLDER / WEIGHTS))
     assert not any(name.startswith("efficientnet.") for name in tensors["outliner"])

@@ -14,7 +14,7 @@ from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.models.keys_sam import match_sam
 from r2sm_jax.models.mask_decoder import predict_mask_logits
-from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
+from r2sm_jax.models.pretrained import fill_sizes, load_pretrained
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
 CONFIG = replace(TINY, decoder=DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2))
@@ -67,9 +67,9 @@ def load(folder, slots: int):
         TextConfig(layers=(1, 2), max_tokens=6, dim=20),
         DecoderConfig("sam", slots=slots),
     )
-    sizes = read_encoder_sizes(config)
-    graphdef, params, constants = nnx.split(R2SM(config, sizes, rngs=nnx.Rngs(0)), nnx.Param, ...)
-    params, constants, matches = load_pretrained(config, sizes, params, constants)
+    config = fill_sizes(config)
+    graphdef, params, constants = nnx.split(R2SM(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    params, constants, matches = load_pretrained(config, params, constants)
     return nnx.merge(graphdef, params, constants), matches[str(folder)]
 
 
@@ -194,8 +194,8 @@ def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
     config.save_pretrained(tmp_path)
     vision = VisionConfig(image_size=1024, patch_size=16, encoder="sam", sam=str(tmp_path))
     ours = ModelConfig(vision, decoder=DecoderConfig("sam"))
-    sizes = read_encoder_sizes(ours)
-    state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, sizes, rngs=nnx.Rngs(0))))
+    ours = fill_sizes(ours)
+    state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, rngs=nnx.Rngs(0))))
     report = match_sam(state, tensors, tmp_path, num_slots=ours.decoder.slots, with_decoder=True)
     assert set(report.loaded.values()) | set(report.unused) == set(tensors)
     assert len(report.copied) == 6 * (5 + 1) and len(report.initialised) == 8

@@ -12,7 +12,6 @@ from flax import nnx
 from tiny_models import TINY
 
 from r2sm_jax.config import Config, LoopConfig, OptimizerConfig, VisionConfig
-from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
@@ -66,7 +65,7 @@ def test_parts_of_a_batch_give_the_step_of_the_whole_in_less_memory(batch):
     """One step of plain gradient descent at rate 1. test_unchanged.py has one with the default
     optimizer."""
     names = {"category": jnp.asarray(np.random.default_rng(1).normal(size=(5, 32)), jnp.float32)}
-    graphdef, params, constants = split_model(CONFIG, NO_SIZES, 0)
+    graphdef, params, constants = split_model(CONFIG, 0)
     plain = optax.sgd(1.0)  # the update is the gradient: nothing hides a difference
     results = []
     for accumulate in (1, 4):
@@ -92,7 +91,7 @@ def test_parts_of_a_batch_give_the_step_of_the_whole_in_less_memory(batch):
 def test_no_precision_setting_of_jax_changes_the_step(batch):
     """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
     names = {"category": jnp.zeros((5, 32))}
-    graphdef, params, constants = split_model(CONFIG, NO_SIZES, 0)
+    graphdef, params, constants = split_model(CONFIG, 0)
     optimizer = make_optimizer(OptimizerConfig(), 10)
     config = Config(model=CONFIG, train=LoopConfig(accumulate=1, matmul_precision="float32"))
 

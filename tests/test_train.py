@@ -20,7 +20,6 @@ from r2sm_jax.config import Config, LoopConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.run import load
-from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.train import main
 from r2sm_jax.training import run_folder
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
@@ -202,10 +201,8 @@ def test_two_processes_do_not_train_one_run(tiny_run, tmp_path, refused):
 def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, tmp_path):
     from r2sm_jax.train import load_initial, split_model
 
-    _, params, constants = split_model(tiny_config.model, NO_SIZES, 5)
-    loaded, _ = load_initial(
-        replace(tiny_config, init=str(tiny_run)), NO_SIZES, params, constants, tmp_path
-    )
+    _, params, constants = split_model(tiny_config.model, 5)
+    loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants, tmp_path)
     best = load(tiny_run).step
     saved = arrays(tiny_run, best)
     assert all(
@@ -216,7 +213,7 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
         tiny_config, init=str(tiny_run), model=replace(tiny_config.model, head="linear")
     )
     with pytest.raises(InputError, match="its model differs"):
-        load_initial(other, NO_SIZES, params, constants, tmp_path)
+        load_initial(other, params, constants, tmp_path)
 
 
 # Things that go wrong.

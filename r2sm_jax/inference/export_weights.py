@@ -10,27 +10,24 @@ from flax import nnx
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.export_folder import CONFIG, REMEDY
-from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.pretrained import match_pretrained
 from r2sm_jax.models.r2sm import R2SM, abstract_model
 
 
-def published_weights(config: ModelConfig, sizes: EncoderSizes) -> dict[str, Tensor]:
+def published_weights(config: ModelConfig) -> dict[str, Tensor]:
     """Returns the published weights that a model starts from, by dotted path.
 
     Raises InputError if they cannot be had.
     """
-    state = nnx.state(abstract_model(config, sizes))
+    state = nnx.state(abstract_model(config))
     weights = {}
-    for report in match_pretrained(config, sizes, state).values():
+    for report in match_pretrained(config, state).values():
         weights |= report.values
     return weights
 
 
-def model_with_weights(
-    config: ModelConfig, sizes: EncoderSizes, weights: Mapping[str, Tensor], path: Path
-) -> R2SM:
+def model_with_weights(config: ModelConfig, weights: Mapping[str, Tensor], path: Path) -> R2SM:
     """Returns a segmenter with weights by dotted path.
 
     Args:
@@ -38,7 +35,7 @@ def model_with_weights(
 
     Raises InputError if a weight is missing, unknown or of another shape.
     """
-    graphdef, state = nnx.split(abstract_model(config, sizes))
+    graphdef, state = nnx.split(abstract_model(config))
     leaves = nnx.to_flat_state(state)
     shapes = {_dotted(name): leaf.shape for name, leaf in leaves}
     problems = [f"missing {name}" for name in sorted(shapes.keys() - weights.keys())]

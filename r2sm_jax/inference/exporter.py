@@ -159,11 +159,9 @@ def _write_weights(run: Run, folder: Path, compact: bool) -> str:
     weights = {name: np.asarray(value) for name, value in flat_weights(predictor.weights).items()}
     weights_sha256 = predictor.weights_sha256
     if compact:
-        published = published_weights(run.config.model, run.sizes)
+        published = published_weights(run.config.model)
         weights = to_stored(weights, published)
-        model = model_with_weights(
-            run.config.model, run.sizes, from_stored(weights, published), run.folder
-        )
+        model = model_with_weights(run.config.model, from_stored(weights, published), run.folder)
         weights_sha256 = hash_weights(nnx.state(model))
     save_file(weights, folder / WEIGHTS, {"format": "np"})
     return weights_sha256
@@ -186,7 +184,6 @@ def _write_config(
         "format_version": FORMAT_VERSION,
         "r2sm_jax_version": r2sm_jax.__version__,
         "language_model": language_model,
-        "image_encoder": to_json(run.sizes),
         "mask_threshold": run.predictor.mask_threshold,
         "calibration": run.predictor.calibration._asdict(),
         "compact": compact,

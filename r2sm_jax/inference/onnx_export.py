@@ -153,7 +153,7 @@ def onnx_parts(run: Run, completer: MaskCompleter | None) -> list[Part]:
         )
     predictor = run.predictor
     weights = flat_weights(predictor.weights)
-    model = model_with_weights(config, run.sizes, weights, run.folder)
+    model = model_with_weights(config, weights, run.folder)
     _use_plain_convolutions(model)
     encoder = load_text_encoder(predictor.text_encoder.folder)
     calibration = predictor.calibration

@@ -27,14 +27,12 @@ from r2sm_jax.inference.export_weights import model_with_weights, published_weig
 from r2sm_jax.inference.parts import part_of_export, split_tensors
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.small_weights import from_stored
-from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import cache_dir, read_tensors
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.run_folder import (
     read_config,
     read_inputs,
-    read_sizes,
 )
 from r2sm_jax.training.step import abstract_state
 
@@ -88,7 +86,6 @@ class Stored(NamedTuple):
     """The weights of one checkpoint."""
 
     config: Config
-    sizes: EncoderSizes
     graphdef: nnx.GraphDef
     params: nnx.State
     constants: nnx.State
@@ -128,15 +125,13 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
             f"one of the steps {choices}"
         )
 
-    sizes = read_sizes(folder)
-    graphdef, state, constants = abstract_state(config, sizes)
+    graphdef, state, constants = abstract_state(config)
     # If the best or the latest checkpoint is damaged, `restore` takes another one. A user who named
     # a step gets that one or an error.
     restored = checkpoints.restore(state, constants, step=step, only=checkpoint.isdecimal())
     checkpoints.close()
     return Stored(
         config,
-        sizes,
         graphdef,
         restored.state.weights,
         restored.constants,
@@ -151,8 +146,6 @@ class Run:
 
     folder: Path
     config: Config
-    sizes: EncoderSizes
-    """Sizes of the published image encoders that the model uses."""
     step: int
     predictor: Predictor
     is_export: bool = False
@@ -202,7 +195,7 @@ def load_run(
         restored.calibration,
         matmul_precision,
     )
-    return Run(folder, config, restored.sizes, restored.step, predictor)
+    return Run(folder, config, restored.step, predictor)
 
 
 def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") -> Run:
@@ -215,7 +208,6 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     check_export(folder)
     export_config = read_export_config(folder)
     config = from_json(Config, export_config["config"], str(folder / CONFIG))
-    sizes = EncoderSizes.from_json(export_config["image_encoder"])
     weights: dict[str, Any]
     tensors = split_tensors(read_tensors(folder / WEIGHTS))
     weights = tensors["segmenter"]
@@ -223,8 +215,8 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     stored_completer = part_of_export(folder, "completer", tensors)
     stored_outliner = part_of_export(folder, "outliner", tensors)
     if export_config["compact"]:
-        weights = from_stored(weights, published_weights(config.model, sizes))
-    model = model_with_weights(config.model, sizes, weights, folder / WEIGHTS)
+        weights = from_stored(weights, published_weights(config.model))
+    model = model_with_weights(config.model, weights, folder / WEIGHTS)
 
     text = config.model.text
     language_model = export_config["language_model"]
@@ -251,4 +243,4 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
             f"{predictor.weights_sha256}, not {export_config['weights_sha256']}; get the encoder "
             "that it was trained with"
         )
-    return Run(folder, config, sizes, export_config["step"], predictor, is_export=True)
+    return Run(folder, config, export_config["step"], predictor, is_export=True)

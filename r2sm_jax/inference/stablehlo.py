@@ -43,7 +43,7 @@ def export_functions(run: Run) -> dict[str, bytes]:
     text_sizes = abstract_text_encoder(text_folder).sizes
 
     def model_of(tensors: Tensors) -> R2SM:
-        return model_with_weights(config, run.sizes, tensors, Path(WEIGHTS))
+        return model_with_weights(config, tensors, Path(WEIGHTS))
 
     def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return load_text_encoder(text_folder, tensors).float16_states(ids, mask, config.text.layers)

@@ -3,8 +3,7 @@
 The layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks,
 windowed or global attention, decomposed relative positions, a neck of two convolutions. The `conv`
 stem is ours: strided convolutions whose features finer than the tokens go to the pixel decoder; a
-published backbone can take its place. A published plain ViT can stand beside this encoder or in its
-place; the tokens of both are added before the neck's norms.
+published backbone can take its place. A published plain ViT can stand in place of all but the neck.
 
 An encoder has `skip_dims` and gives `VisionFeatures`; the pixel decoder needs no more of it.
 """
@@ -21,7 +20,6 @@ from jaxtyping import Array, Float
 
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
-from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.layers import (
     MLP,
     Conv,
@@ -29,7 +27,6 @@ from r2sm_jax.models.layers import (
     Linear,
     attend,
     freeze,
-    lecun_normal,
     resize,
     truncated_normal,
 )
@@ -216,12 +213,11 @@ class VisionEncoder(nnx.Module):
     def __init__(
         self,
         config: VisionConfig,
-        sizes: EncoderSizes = NO_SIZES,
         *,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
-        """`config` already has the sizes of SAM's weights (`with_sizes`)."""
+        """`config` has the sizes of its published weights (`pretrained.fill_sizes`)."""
         self.config = config
         efficientnet = None
         stem = None
@@ -230,9 +226,7 @@ class VisionEncoder(nnx.Module):
         elif config.encoder == "sam":
             stem = PatchStem(config, dtype=dtype, rngs=rngs)
         elif config.encoder == "efficientnet":
-            assert sizes.efficientnet is not None
-            block_dims = sizes.efficientnet.block_dims
-            efficientnet = EfficientNetLite(block_dims, dtype=dtype, rngs=rngs)
+            efficientnet = EfficientNetLite(config.efficientnet_dims, dtype=dtype, rngs=rngs)
             stem = PyramidStem(efficientnet.dims[1:], config, dtype=dtype, rngs=rngs)
         self.efficientnet = efficientnet
         self.stem = stem
@@ -258,22 +252,11 @@ class VisionEncoder(nnx.Module):
             rngs=rngs,
         )
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        if sizes.vit is None:
-            self.vit = None
+        if config.encoder == "vit":
+            self.vit = PlainViT(config, dtype=dtype, rngs=rngs)
+            self.join = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         else:
-            grid = config.vit_grid or config.grid
-            self.vit = PlainViT(sizes.vit, grid=grid, remat=config.remat, dtype=dtype, rngs=rngs)
-            # Beside SAM's weights the plain ViT starts without effect, so that they start as
-            # published.
-            init = nnx.initializers.zeros_init() if config.sam else lecun_normal
-            self.join = Linear(
-                sizes.vit.dim,
-                config.out_dim,
-                use_bias=False,
-                kernel_init=init,
-                dtype=dtype,
-                rngs=rngs,
-            )
+            self.vit = None
 
     def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
         """Computes what stays the same throughout training."""
@@ -301,17 +284,13 @@ class VisionEncoder(nnx.Module):
         """
         cached = cached or FrozenFeatures()
         skips = (None, None)
-        tokens = []
-        if cached.sam is not None:
-            tokens.append(cached.sam)
-        elif self.stem is not None:
-            encoded, skips = self._encode(image, cached.levels)
-            tokens.append(encoded)
         if self.vit is not None:
             vit_tokens = self.vit(image) if cached.vit is None else cached.vit
-            tokens.append(self.join(resize(vit_tokens, self.config.grid)))
-
-        x = tokens[0] if len(tokens) == 1 else tokens[0] + tokens[1]
+            x = self.join(resize(vit_tokens, self.config.grid))
+        elif cached.sam is not None:
+            x = cached.sam
+        else:
+            x, skips = self._encode(image, cached.levels)
         x = self.neck_norm1(x)
         x = self.neck_norm2(self.neck2(x))
         return VisionFeatures(x, skips)
@@ -348,7 +327,7 @@ def freeze_published(encoder: VisionEncoder) -> None:
     configuration says so."""
     config = encoder.config
     if config.sam_frozen:
-        freeze(encoder, but=("vit", "join"))
+        freeze(encoder)
     if encoder.efficientnet is not None and config.efficientnet_frozen_to:
         encoder.efficientnet.freeze_to(config.efficientnet_frozen_to)
     if encoder.vit is not None and config.vit_frozen:

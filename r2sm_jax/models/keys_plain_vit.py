@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from r2sm_jax.models.encoder_sizes import PlainViTSizes
+from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matching import (
     KeyTable,
@@ -96,17 +96,17 @@ TABLES = {
 """By family."""
 
 
-def match_plain_vit(state: nnx.State, sizes: PlainViTSizes, source: Path) -> LoadReport:
+def match_plain_vit(state: nnx.State, config: VisionConfig, source: Path) -> LoadReport:
     """The weights of a plain ViT for the parameters of a state. Raises InputError as
     `match_weights`."""
-    table = TABLES[sizes.family]
+    table = TABLES[config.vit_family]
     shapes = parameter_shapes(state, table)
     renamed = rename_keys(read_tensors(source), table)
     fitted = []
     for weight in renamed.weights:
         shape = shapes.get(weight.path)
         if shape is not None:
-            antialias = sizes.registers > 0
+            antialias = config.vit_registers > 0
             value = fit_plain_vit(weight.path, weight.value, shape, antialias=antialias)
             weight = weight._replace(value=value)
         fitted.append(weight)

@@ -13,7 +13,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
-from r2sm_jax.models.encoder_sizes import PlainViTSizes
+from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.layers import MLP, Attention, Conv, resize, truncated_normal
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -24,18 +24,20 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
 }
 """Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
+NORM_EPSILON = {"dinov2": 1e-6, "clip": 1e-5, "siglip": 1e-6}
+"""Of the layer norms, by family."""
 
 
 class PlainBlock(nnx.Module):
     """A pre-norm block; DINOv2 scales both of its branches per channel."""
 
-    def __init__(self, sizes: PlainViTSizes, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        d = sizes.dim
-        self.norm1 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.attention = Attention(d, sizes.heads, dtype=dtype, rngs=rngs)
-        self.norm2 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((d, sizes.mlp_dim, d), dtype=dtype, rngs=rngs, activation=sizes.activation)
-        scaled = sizes.family == "dinov2"
+    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        d = config.dim
+        self.norm1 = exact_norm(config, dtype=dtype, rngs=rngs)
+        self.attention = Attention(d, config.heads, dtype=dtype, rngs=rngs)
+        self.norm2 = exact_norm(config, dtype=dtype, rngs=rngs)
+        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs, activation=config.activation)
+        scaled = config.vit_family == "dinov2"
         self.scale1 = nnx.Param(jnp.ones(d)) if scaled else None
         self.scale2 = nnx.Param(jnp.ones(d)) if scaled else None
 
@@ -45,10 +47,13 @@ class PlainBlock(nnx.Module):
         return x + _scaled(self.mlp(self.norm2(x)), self.scale2)
 
 
-def exact_norm(dim: int, epsilon: float, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Layer norm with the variance as torch computes it: published ViTs have channels far from
-    zero."""
-    return nnx.LayerNorm(dim, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=rngs)
+def exact_norm(config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Makes a layer norm with the variance as torch computes it: published ViTs have channels far
+    from zero."""
+    epsilon = NORM_EPSILON[config.vit_family]
+    return nnx.LayerNorm(
+        config.dim, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=rngs
+    )
 
 
 def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array, "b n d"]:
@@ -58,25 +63,13 @@ def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array
 class PlainViT(nnx.Module):
     """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
 
-    def __init__(
-        self,
-        sizes: PlainViTSizes,
-        *,
-        grid: int,
-        remat: bool = False,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
-        """`grid`: tokens each way, to which images are resized. `remat`: compute blocks again in
-        the backward pass."""
-        self.sizes = sizes
-        self.grid = grid
-        self.remat = remat
-        dim = sizes.dim
-        is_clip = sizes.family == "clip"
-        has_class_token = sizes.family != "siglip"
-        patch = (sizes.patch_size, sizes.patch_size)
-
+    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.config = config
+        self.grid = config.vit_grid or config.grid
+        dim = config.dim
+        is_clip = config.vit_family == "clip"
+        has_class_token = config.vit_family != "siglip"
+        patch = (config.vit_patch_size, config.vit_patch_size)
         self.patches = Conv(
             3,
             dim,
@@ -87,26 +80,28 @@ class PlainViT(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
+
         init = partial(truncated_normal, std=0.02)
-        self.positions = nnx.Param(init(rngs.params(), (grid * grid + has_class_token, dim)))
+        num_positions = self.grid**2 + has_class_token
+        self.positions = nnx.Param(init(rngs.params(), (num_positions, dim)))
         class_token = nnx.Param(init(rngs.params(), (1, dim))) if has_class_token else None
         self.class_token = class_token
-        count = sizes.registers
+        count = config.vit_registers
         self.registers = nnx.Param(init(rngs.params(), (count, dim))) if count else None
 
         # CLIP has a norm before the blocks and, for tokens, none after them.
-        norm = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
+        norm = exact_norm(config, dtype=dtype, rngs=rngs)
         self.norm_before = norm if is_clip else None
         self.blocks = nnx.List(
-            [PlainBlock(sizes, dtype=dtype, rngs=rngs) for _ in range(sizes.depth)]
+            [PlainBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)]
         )
         self.norm_after = None if is_clip else norm
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
         """Patch tokens. `image` is normalised by ImageNet's mean and deviation and can have any
         square size: it is resized to one token a patch and normalised as the family needs."""
-        image = normalise(image, self.sizes.family)
-        x = self.patches(resize(image, self.grid * self.sizes.patch_size))
+        image = normalise(image, self.config.vit_family)
+        x = self.patches(resize(image, self.grid * self.config.vit_patch_size))
         x = rearrange(x, "b h w d -> b (h w) d")
 
         # Registers stand between the class token and the patches, and have no positions.
@@ -122,7 +117,7 @@ class PlainViT(nnx.Module):
         if self.norm_before is not None:
             x = self.norm_before(x)
         for block in self.blocks:
-            x = jax.checkpoint(block)(x) if self.remat else block(x)
+            x = jax.checkpoint(block)(x) if self.config.remat else block(x)
         if self.norm_after is not None:
             x = self.norm_after(x)
         num_patches = self.grid**2

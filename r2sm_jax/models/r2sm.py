@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig, check_head
 from r2sm_jax.models import mask_type_heads as heads
-from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes, with_sizes
 from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
@@ -144,16 +143,15 @@ class R2SM(nnx.Module):
     query.
     """
 
-    def __init__(self, config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nnx.Rngs):
-        """`sizes`: those of the published weights that `config` names. All weights are random; see
-        `build_model`."""
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """`config` has the sizes of its published weights (`pretrained.fill_sizes`). All weights
+        are random; see `build_model`."""
         check_head(config.head)
-        config = with_sizes(config, sizes)
         dtype = jnp.dtype(config.dtype)
         decoder = config.decoder
 
         self.config = config
-        self.vision = VisionEncoder(config.vision, sizes, dtype=dtype, rngs=rngs)
+        self.vision = VisionEncoder(config.vision, dtype=dtype, rngs=rngs)
         self.pixel_decoder = PixelDecoder(config, self.vision.skip_dims, rngs=rngs)
         if decoder.type == "sam":
             self.decoder = SamMaskDecoder(config, rngs=rngs)
@@ -391,19 +389,19 @@ def _stability(logits: Float[Array, "*b h w"]) -> Float[Array, "*b"]:
     return smaller / jnp.maximum(larger, 1)
 
 
-def build_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nnx.Rngs) -> R2SM:
+def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
     """A freshly initialised model whose published parts are frozen where `config.vision` says so.
 
     The weights of those parts are still random: `pretrained.load_pretrained` brings them.
     """
-    model = R2SM(config, sizes, rngs=rngs)
+    model = R2SM(config, rngs=rngs)
     freeze_published(model.vision)
     return model
 
 
-def abstract_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES) -> R2SM:
+def abstract_model(config: ModelConfig) -> R2SM:
     """A model with shapes in place of arrays; nothing is computed."""
-    return nnx.eval_shape(lambda: build_model(config, sizes, rngs=nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

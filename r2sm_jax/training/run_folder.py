@@ -26,9 +26,7 @@ from r2sm_jax.config import Config, DistributedConfig
 from r2sm_jax.data.language_model import check_language_model
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_dangling
-from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.matmul import choose_matmul_precision
-from r2sm_jax.models.pretrained import read_encoder_sizes
 
 if sys.platform != "win32":
     import fcntl
@@ -293,45 +291,17 @@ def lock_run(folder: Path) -> Iterator[None]:
 # What a run was trained with: published weights and data.
 
 
-def find_encoder_sizes(config: Config) -> EncoderSizes:
-    """Finds the sizes of the published image encoders of a run.
-
-    A run that resumes or starts from another one has its sizes, and needs no published files. Other
-    runs read the published weights. Raises InputError as `read_encoder_sizes`.
-    """
-    if config.resume:
-        return read_sizes(resumed_folder(config))
-    if config.init:
-        return read_sizes(Path(config.init))
-    return read_encoder_sizes(config.model)
-
-
-def read_sizes(folder: Path) -> EncoderSizes:
-    """Reads the sizes of the published image encoders from a run folder.
-
-    A run that was stopped before it wrote them reads the published weights.
-    """
-    config = read_config(folder)
-    inputs = read_inputs(folder)
-    if "image_encoder" in inputs:
-        return EncoderSizes.from_json(inputs["image_encoder"])
-    return read_encoder_sizes(config.model)
-
-
 def read_inputs(folder: Path) -> dict[str, dict[str, Any]]:
     """Reads the `inputs.json` of a run; {} if it was stopped before that was written."""
     path = folder / INPUTS
     return load_json(path, "the file that the run wrote") if path.exists() else {}
 
 
-def check_inputs(
-    folder: Path, config: Config, sizes: EncoderSizes, texts: TextStates, data_sha256: str
-) -> None:
+def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: str) -> None:
     """Writes the inputs of a new run, or compares them with those of a resumed run.
 
-    Inputs are the sizes of the image encoders, and hashes of the language model, its tokenizer and
-    the training data. Raises InputError if a hash differs, also from that of the run that this one
-    starts from (`--init`).
+    Inputs are hashes of the language model, its tokenizer and the training data. Raises InputError
+    if a hash differs, also from that of the run that this one starts from (`--init`).
     """
     if config.init:
         initial = read_inputs(Path(config.init))
@@ -355,7 +325,6 @@ def check_inputs(
         return
 
     inputs = {
-        "image_encoder": to_json(sizes),
         "language_model": {"name": config.model.text.name, **texts.identity},
         "data": {"source": config.data.source, "sha256": data_sha256},
     }

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int
 
 from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
-from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.image_encoder import FrozenFeatures
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
@@ -43,13 +42,11 @@ class TrainState(NamedTuple):
         return self.params if self.average is None else self.average
 
 
-def split_model(
-    config: ModelConfig, sizes: EncoderSizes, seed: int
-) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     """A new model as (graph, trainable parameters, constants). The frozen language model is not
     part of it."""
     graphdef, params, constants = nnx.split(
-        build_model(config, sizes, rngs=nnx.Rngs(seed)), nnx.Param, ...
+        build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...
     )
     return graphdef, params, constants
 
@@ -205,11 +202,9 @@ def without_compiler_alarm() -> Iterator[None]:
         jax.config.update("jax_logging_level", None)
 
 
-def abstract_state(
-    config: Config, sizes: EncoderSizes = NO_SIZES
-) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
+def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
     """Graph, training state and constants of a run as shapes; nothing is computed."""
-    graphdef, params, constants = nnx.split(abstract_model(config.model, sizes), nnx.Param, ...)
+    graphdef, params, constants = nnx.split(abstract_model(config.model), nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
     return graphdef, jax.eval_shape(make_state, params), constants
