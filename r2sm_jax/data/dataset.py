@@ -5,10 +5,12 @@ every instance `modal ⊆ amodal`.
 """
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -22,13 +24,22 @@ from r2sm_jax.data.large_files import LARGE_BYTES, IndexedRecords, LargeFile, re
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.shared_records import SharedRecords
 from r2sm_jax.data.validation import MASKS, check_contradictions, check_records, is_ignored
-from r2sm_jax.errors import InputError, load_json, parse_json, paused_collection, read_bytes
+from r2sm_jax.errors import (
+    InputError,
+    atomic_write,
+    load_json,
+    parse_json,
+    paused_collection,
+    read_bytes,
+)
 from r2sm_jax.query import Query
 
 Groups = Mapping[int, list[dict[str, Any]]] | SharedRecords | IndexedRecords
 """The annotations or queries of each image, by its id."""
 _sharing_lock = threading.Lock()
 """Held while a dataset moves its records to a file (`Dataset.__getstate__`)."""
+NO_NAME = "object"
+"""The class of objects without one, which no query names."""
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -49,6 +60,8 @@ class Instance(Generic[M]):
     amodal: M | None
     attributes: Mapping[str, str] = field(default_factory=dict)
     ignore: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of its annotation that `write` keeps, such as COCOA's `isStuff`."""
 
     @property
     def complete(self) -> M:
@@ -66,7 +79,9 @@ class Instance(Generic[M]):
             amodal = None
         elif self.amodal is not self.modal:
             amodal = form(self.amodal)
-        return Instance(self.id, self.category, modal, amodal, self.attributes, self.ignore)
+        return Instance(
+            self.id, self.category, modal, amodal, self.attributes, self.ignore, self.fields
+        )
 
 
 @dataclass(frozen=True)
@@ -464,3 +479,92 @@ def _parse_once(
         check_records(path, records)
     check_contradictions(path, records)
     return Dataset(path, records, images_dir, hashlib.sha256(content).hexdigest())
+
+
+def write(
+    path: Path,
+    truths: Iterable[ImageTruth],
+    info: Mapping[str, Any] | None = None,
+    categories: Mapping[str, int] | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes a dataset file, all or nothing, and returns its records, as `to_records`.
+
+    Raises InputError as `write_records`.
+    """
+    records = to_records(truths, info, categories)
+    write_records(path, records, overwrite)
+    return records
+
+
+def write_records(path: Path, records: Mapping[str, Any], overwrite: bool = False) -> None:
+    """Writes the records of a dataset file, all or nothing.
+
+    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to,
+    and a file that exists, unless `overwrite`.
+    """
+    check_records(path, records)
+    with atomic_write(path, overwrite) as part:
+        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def to_records(
+    truths: Iterable[ImageTruth],
+    info: Mapping[str, Any] | None = None,
+    categories: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """The records of a dataset file about these images, whose masks are compressed RLEs.
+
+    Ids of images are kept, and those of annotations and of queries if no two of them are the same;
+    else they are numbered from 1 through the file, and an annotation's own is its `source_id`.
+    `categories` has ids of classes by name; others are numbered after them.
+    """
+    truths = list(truths)
+    images, annotations, queries = [], [], []
+    category_ids = dict(categories or {})
+    annotation_ids = _distinct_ids([i.id for truth in truths for i in truth.instances])
+    query_ids = _distinct_ids([query.id for truth in truths for query in truth.queries])
+    for truth in truths:
+        height, width = truth.size
+        of_image = {"image_id": truth.image_id}
+        names = {"id": truth.image_id, "file_name": truth.file_name}
+        images.append({**names, "height": height, "width": width})
+        new_ids = {}
+        for instance in truth.instances:
+            annotation_id = next(annotation_ids)
+            new_ids[instance.id] = annotation_id
+            name = " ".join(instance.category.split()) or NO_NAME
+            category_id = category_ids.setdefault(name, max(category_ids.values(), default=0) + 1)
+            record = {"id": annotation_id, **of_image, "category_id": category_id}
+            record |= masks.mask_fields(instance.modal, instance.amodal) | dict(instance.fields)
+            if annotation_id != instance.id:
+                record["source_id"] = instance.id
+            if instance.attributes:
+                record["attributes"] = dict(instance.attributes)
+            if instance.ignore:
+                record["ignore"] = True
+            annotations.append(record)
+        for query in truth.queries:
+            kind = dict(query.kind)
+            answer = kind.pop("answer", None)
+            record = {"id": next(query_ids), **of_image, "text": " ".join(query.text.split())}
+            record |= {"mask_type": query.mask_type}
+            record["instance_ids"] = [new_ids[target] for target in query.instance_ids]
+            if kind:
+                record["kind"] = kind
+            if answer is not None:
+                record["answer"] = answer
+            queries.append(record)
+    return {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": number, "name": name} for name, number in category_ids.items()],
+        "queries": queries,
+        "info": dict(info or {}),
+    }
+
+
+def _distinct_ids(ids: Sequence[int]) -> Iterator[int]:
+    """The ids if all are different and above 0, which COCO tools read as no match, or 1, 2, ..."""
+    is_usable = len(set(ids)) == len(ids) and min(ids, default=1) > 0
+    return iter(ids) if is_usable else count(1)

@@ -1,0 +1,418 @@
+"""Reads COCO files of all dialects: with both masks of each object (COCOA, COCOA-cls, D2SA, KINS,
+AISFormer, aistron, MUVA), and COCO's own, with the visible mask alone.
+
+All but original COCOA are COCO files that differ in field names (amazon-science/c2f-seg
+data/dataloader_*.py, UARK-AICV/AISFormer tools/proc_cocoa.py and the files it prepares, aistron,
+deocclusion datasets/reader.py). A file of original COCOA (Zhu et al., "Semantic Amodal
+Segmentation") holds one annotator's regions of one image, `image_id`, `url`, `regions`, or a list
+of these under `annotations`, beside their `images`. Its masks are flat polygons, and a
+`visible_mask` stands only where a region is occluded.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.collector import Collector, MaskComparison
+from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
+from r2sm_jax.data.images import (
+    IMAGE_SUFFIXES,
+    check_stated_size,
+    find_image,
+    image_size,
+    leads_outside,
+)
+from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.validation import BoxComparison, parse_flag
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.query import Query
+
+AMODAL_FIELDS = ("amodal_segm", "a_segm", "segmentation")
+"""Fields of the complete mask; the first that is present counts."""
+VISIBLE_FIELDS = ("visible_mask", "visible_segm", "inmodal_seg", "i_segmentation", "i_segm")
+"""Fields of the visible mask. An object without any is fully visible."""
+BOTH_MASKS = {*VISIBLE_FIELDS, "invisible_mask", "occlude_rate", "amodal_segm", "a_segm"}
+"""A file with any of these fields has complete masks; in others `segmentation` is what shows."""
+REPLACED = {*AMODAL_FIELDS, *BOTH_MASKS, "bbox", "area", "iscrowd", "ignore", "attributes", "name"}
+"""Fields that a new file states anew; other numbers and words are kept."""
+KINS_CATEGORIES = {
+    1: "cyclist",
+    2: "pedestrian",
+    4: "car",
+    5: "tram",
+    6: "truck",
+    7: "van",
+    8: "misc",
+}
+Kind = Literal["any", "coco", "cocoa", "cocoa-cls", "d2sa", "kins", "muva"]
+
+
+@dataclass(frozen=True)
+class COCOOptions:
+    """How to read a COCO file."""
+
+    kind: Kind = "any"
+    """What the file is said to be. "any": its fields tell."""
+    amodal_field: str | None = None
+    """Field of the complete mask, if it is none of `AMODAL_FIELDS`."""
+    visible_field: str | None = None
+    """Field of the visible mask, if it is none of `VISIBLE_FIELDS`."""
+    crop: bool = False
+    """Whether RLEs that are larger than their image, as some of D2SA's, are cropped to it."""
+    crowds_are_objects: bool = False
+    """Whether `iscrowd` 1 marks an object, as in files of CVAT, and no region to ignore."""
+
+
+def read_coco(
+    path: Path,
+    images_dir: Path | None = None,
+    options: COCOOptions = COCOOptions(),
+    collector: Collector | None = None,
+) -> Iterator[ImageTruth]:
+    """Reads the annotations of each image of a COCO file, in the order of its images.
+
+    Ids are kept. Without `images_dir` images are looked for, beside the file, only if it does not
+    state their size; otherwise `file_name` is relative to that folder. Records that cannot be used
+    are left to `collector`; without one the first is an InputError. Raises InputError for a file
+    that is not of the kind, or whose masks are exchanged, inverted or of other objects.
+    """
+    collector = collector or Collector(is_strict=True)
+    data = load_json(path, "a COCO file")
+    data = data if isinstance(data, dict) else {}
+    if "regions" in data or any("regions" in a for a in _dicts(data, "annotations")):
+        if options.kind not in ("any", "cocoa"):
+            raise InputError(f"{path}: this is original COCOA; use data convert cocoa")
+        data = _from_regions(path, data, collector)
+    elif options.kind == "cocoa" or "images" not in data:
+        raise InputError(f"{path}: there are no 'regions' of COCOA, or no 'images' of COCO in it")
+    annotations = _dicts(data, "annotations")
+    fields = _mask_fields(path, annotations, options)
+    names = {c["id"]: c["name"] for c in _dicts(data, "categories")}
+    if not names and options.kind == "kins":
+        names = KINS_CATEGORIES
+
+    objects = defaultdict(list)
+    queries = defaultdict(list)
+    for annotation in annotations:
+        objects[annotation.get("image_id")].append(annotation)
+    for query in _dicts(data, "queries"):
+        queries[query.get("image_id")].append(query)
+    boxes, comparison = BoxComparison(), MaskComparison()
+    seen: set[int] = set()
+    for image in _dicts(data, "images"):
+        with collector.record(f"{path}: image {image.get('id')}"):
+            image_id = _new_id(image, seen)
+            is_needed = image_id in objects
+            file_name, size = locate(path, image, images_dir, is_needed, options.crop)
+            instances: dict[int, Instance[RLE]] = {}
+            for annotation in objects.pop(image_id, ()):
+                with collector.record(f"{path}: annotation {annotation.get('id')}"):
+                    instance = _read_instance(annotation, size, fields, names, options)
+                    if instance.id in instances:
+                        raise ValueError("its id occurs twice")
+                    instances[instance.id] = instance
+                    amodal = instance.amodal
+                    comparison.add(instance.modal, amodal, annotation.get("occlude_rate"))
+                    # A box of D2SA that reaches out of the image is not that of the cropped mask.
+                    if not options.crop:
+                        boxes.add(annotation, [instance.modal, amodal or instance.modal])
+            asked = _read_queries(path, queries[image_id], instances, collector)
+            yield ImageTruth(image_id, file_name, size, tuple(instances.values()), asked)
+    for image_id, strays in objects.items():
+        for annotation in strays:
+            with collector.record(f"{path}: annotation {annotation.get('id')}"):
+                raise ValueError(f"image {image_id!r} is not in the file, or cannot be used")
+
+    for contradiction in boxes.contradictions():
+        if contradiction.is_systematic:
+            raise InputError(f"{path}: {contradiction}")
+        collector.note(str(path), str(contradiction))
+    comparison.check(path, "exchange --amodal-field and --visible-field, if the file has them so")
+
+
+def read_results(
+    path: Path,
+    images_dir: Path,
+    listed_in: Path | None = None,
+    min_score: float = 0.0,
+    collector: Collector | None = None,
+) -> Iterator[ImageTruth]:
+    """Reads COCO results, a list of masks with `image_id`, as visible masks; ids count from 1.
+
+    `listed_in` is the COCO file with their images and categories. Without it an image is the file
+    that is named as the id, with or without zeros before it. Ids that are names get numbers above
+    the others. Raises InputError as `read_coco`.
+    """
+    collector = collector or Collector(is_strict=True)
+    results = load_json(path, "a COCO results file")
+    listing = {} if listed_in is None else load_json(listed_in, "the COCO file of the results")
+    listed = {image["id"]: image for image in _dicts(listing, "images")}
+    names = {c["id"]: c["name"] for c in _dicts(listing, "categories")}
+    files = {} if listed else _files_by_stem(images_dir)
+
+    of_images = defaultdict(list)
+    for number, result in enumerate(results, start=1):
+        score = result.get("score")
+        if not isinstance(score, int | float) or score >= min_score:
+            of_images[result.get("image_id")].append(result | {"id": number})
+    first_new = max((key for key in of_images if isinstance(key, int)), default=0) + 1
+    comparison = MaskComparison()
+    for key, of_image in of_images.items():
+        with collector.record(f"{path}: image {key!r}"):
+            if listed:
+                image = listed[key]
+            else:
+                (file,) = files[key] if len(files.get(key, ())) == 1 else _refuse_names(key, files)
+                image = {"file_name": file.relative_to(images_dir).as_posix()}
+            file_name, size = locate(path, image, images_dir, is_needed=True)
+            instances = []
+            for result in of_image:
+                with collector.record(f"{path}: result {result['id']}"):
+                    options = COCOOptions(kind="coco")
+                    fields = (), ("segmentation",)
+                    instance = _read_instance(result, size, fields, names, options)
+                    comparison.add(instance.modal, None)
+                    instances.append(instance)
+            image_id = key if isinstance(key, int) else first_new
+            first_new += image_id == first_new
+            yield ImageTruth(image_id, file_name, size, tuple(instances), ())
+    comparison.check(path, "")
+
+
+def _files_by_stem(folder: Path) -> Mapping[Any, list[Path]]:
+    """The images below a folder by their name without its ending, as text and as number."""
+    files = defaultdict(list)
+    for file in sorted(folder.rglob("*")):
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith("."):
+            files[file.stem].append(file)
+            if file.stem.isdecimal():
+                files[int(file.stem)].append(file)
+    return files
+
+
+def _refuse_names(key: Any, files: Mapping[Any, list[Path]]) -> list[Path]:
+    """Raises ValueError for an id that no image, or more than one, is named after."""
+    found = ", ".join(map(str, files.get(key, []))) or "no image"
+    raise ValueError(f"{found} has this name; give the COCO file of the images as --annotations")
+
+
+def locate(
+    source: Path,
+    image: Mapping[str, Any],
+    images_dir: Path | None,
+    is_needed: bool,
+    crop: bool = False,
+) -> tuple[str, tuple[int, int]]:
+    """The file name and the size of a listed image, whose file is looked for if it is needed.
+
+    Raises ValueError for a name outside of the folder or a file that is not there, and InputError
+    for one of another size. If masks are cropped, the size of the file counts.
+    """
+    size = None
+    if image.get("height") is not None:
+        size = int(image["height"]), int(image["width"])
+        masks.check_size(*size)
+    names = _names_of(image)
+    for name in names:
+        if leads_outside(name):
+            raise ValueError(f"the file name {name!r} leads out of the image folder")
+    if size is not None and (images_dir is None or not is_needed):
+        return names[0], size
+    folder = source.parent if images_dir is None else images_dir
+    file = next((file for name in names if (file := find_image([folder], name))), None)
+    if file is None:
+        raise ValueError(f"{' or '.join(names)} is not in {folder}; give it with --images DIR")
+    actual = image_size(file)
+    if size is not None and not crop:
+        check_stated_size(file, actual, size, str(source))
+    is_below = file.is_relative_to(folder)
+    return file.relative_to(folder).as_posix() if is_below else names[0], actual
+
+
+def _names_of(image: Mapping[str, Any]) -> list[str]:
+    """The names that the file of an image may have, those of COCO 2017 for COCO 2014 included.
+
+    LVIS gives the address alone, whose end is the folder and the name of COCO 2017.
+    """
+    names = list(image.get("file_names", ()))
+    if image.get("file_name") is not None:
+        names.insert(0, image["file_name"])
+    if not names:
+        path = PurePosixPath(image["coco_url"])
+        names = [path.name, f"{path.parent.name}/{path.name}"]
+    of_2017 = [re.sub(r"COCO_(train|val|test)2014_", "", name) for name in names]
+    return list(dict.fromkeys([*names, *of_2017]))
+
+
+def _new_id(record: Mapping[str, Any], seen: set[int]) -> int:
+    """The id of a record. Raises ValueError for none, and for one that was seen before."""
+    number = record["id"]
+    if type(number) is not int or number in seen:
+        raise ValueError(f"its id {number!r} is no whole number, or occurs twice")
+    seen.add(number)
+    return number
+
+
+def _dicts(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The objects of a list in a file; none if there is no list."""
+    values = data.get(key)
+    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
+
+
+def _mask_fields(
+    path: Path, annotations: Sequence[Mapping[str, Any]], options: COCOOptions
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of the complete and of the visible mask in a file; no field of a complete mask if
+    only visible ones are known.
+
+    Raises InputError for a file without any known field, or of another kind.
+    """
+    present = set().union(*annotations)
+    amodal = AMODAL_FIELDS if options.amodal_field is None else (options.amodal_field,)
+    visible = VISIBLE_FIELDS if options.visible_field is None else (options.visible_field,)
+    if not annotations:
+        return amodal, visible
+    known = ", ".join(sorted(present))
+    has_both = bool(present & BOTH_MASKS)
+    if options.kind == "coco" and has_both:
+        raise InputError(
+            f"{path}: segmentation is the complete mask, as there is "
+            f"{min(present & BOTH_MASKS)}; use data convert cocoa-cls, d2sa, kins or muva"
+        )
+    is_plain = options.kind == "coco" or (options.kind == "any" and not has_both)
+    if is_plain:
+        amodal, visible = (), ("segmentation",)
+    # COCOA stores a visible mask only where a region is occluded.
+    may_lack_visible = options.kind in ("any", "cocoa") and not options.visible_field
+    if not (present & set(visible) or (may_lack_visible and not is_plain)):
+        raise InputError(
+            f"{path}: no annotation has {' or '.join(visible)}; there are {known}; name the field "
+            "with --visible-field, or, if only visible masks are known, use data convert coco"
+        )
+    if amodal and not present & set(amodal):
+        raise InputError(
+            f"{path}: no annotation has {' or '.join(amodal)}; there are {known}; name the field "
+            "with --amodal-field"
+        )
+    return amodal, visible
+
+
+def _read_instance(
+    annotation: Mapping[str, Any],
+    size: tuple[int, int],
+    fields: tuple[tuple[str, ...], tuple[str, ...]],
+    names: Mapping[int, str],
+    options: COCOOptions,
+) -> Instance[RLE]:
+    """The object of an annotation. Raises KeyError or ValueError if it cannot be used."""
+    values = [_first_of(annotation, keys) for keys in fields]
+    amodal, modal = [_read_mask(value, size, options.crop) for value in values]
+    # KINS writes an empty list for an object of which nothing is visible.
+    if values[1] == [] and amodal is not None:
+        modal = masks.merge([], *size)
+    if modal is None:
+        modal = amodal
+    if modal is None:
+        raise ValueError("it has no mask")
+    if not any(masks.areas([modal, amodal or modal])):
+        raise ValueError("its mask has no pixel in the image")
+
+    flags = {name: parse_flag(annotation.get(name)) for name in ("ignore", "iscrowd")}
+    for name, flag in flags.items():
+        if flag is None:
+            raise ValueError(f"its {name} is {annotation[name]!r}; write 0 or 1")
+    ignore = flags["ignore"] or (flags["iscrowd"] and not options.crowds_are_objects)
+    attributes = annotation.get("attributes") or {}
+    kept = {
+        name: value
+        for name, value in annotation.items()
+        if name not in REPLACED and isinstance(value, str | int | float)
+    }
+    for name in ("id", "image_id", "category_id"):
+        kept.pop(name, None)
+    return Instance(
+        id=annotation["id"],
+        category=names[annotation["category_id"]] if names else NO_NAME,
+        modal=modal,
+        amodal=amodal,
+        attributes={k: v for k, v in attributes.items() if isinstance(v, str)},
+        ignore=bool(ignore),
+        fields=kept,
+    )
+
+
+def _first_of(annotation: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """The first of the fields that is there; None if none is."""
+    return next((annotation[key] for key in keys if annotation.get(key) is not None), None)
+
+
+def _read_mask(value: Any, size: tuple[int, int], crop: bool) -> RLE | None:
+    """The mask in a field, cropped to the image if it is to be; None if there is none."""
+    if value is None or value == []:
+        return None
+    if isinstance(value, dict):
+        height, width = masks.rle_size(value)
+        if (height, width) != size and height >= size[0] and width >= size[1]:
+            if not crop:
+                raise ValueError(f"its mask of {height} x {width} reaches out; use --oversize crop")
+            # Image and mask share their top left corner, as in public loaders of D2SA.
+            return masks.encode(masks.decode(value)[: size[0], : size[1]])
+    return masks.compressed(value, *size)
+
+
+def _read_queries(
+    path: Path,
+    records: Sequence[Mapping[str, Any]],
+    instances: Mapping[int, Instance[RLE]],
+    collector: Collector,
+) -> tuple[Query, ...]:
+    """The queries of an image. One about an object that was left out is left out."""
+    queries = []
+    for record in records:
+        with collector.record(f"{path}: query {record.get('id')}"):
+            targets = tuple(record["instance_ids"])
+            if not instances.keys() >= set(targets):
+                raise ValueError("it means an annotation that is not used")
+            kind = dict(record.get("kind") or {})
+            if record.get("answer") is not None:
+                kind["answer"] = record["answer"]
+            query = Query(record["id"], record["text"], record["mask_type"], targets, kind)
+            queries.append(query)
+    return tuple(queries)
+
+
+def _from_regions(path: Path, data: Mapping[str, Any], collector: Collector) -> dict[str, Any]:
+    """Original COCOA as a COCO file; of several annotators of an image the first counts.
+
+    A region's name is free text and stands in the place of a category.
+    """
+    entries = _dicts(data, "annotations") or [data]
+    listed = {image["id"]: image for image in _dicts(data, "images")}
+    images: dict[int, dict[str, Any]] = {}
+    annotations: list[dict[str, Any]] = []
+    categories: dict[str, int] = {}
+    for entry in entries:
+        image_id = entry.get("image_id")
+        if image_id in images:
+            collector.note(f"{path}: image {image_id}", "another annotator's regions are left out")
+            continue
+        # A file with one annotation is named as its image. A file with several is named as none.
+        file_names = [path.stem + suffix for suffix in (".jpg", ".png")]
+        file_names = [] if entry is not data or image_id in listed else file_names
+        file_names += [PurePosixPath(entry.get("url") or "").name]
+        image = listed.get(image_id, {"id": image_id})
+        images[image_id] = image | {"file_names": [name for name in file_names if name]}
+        for region in _dicts(entry, "regions"):
+            name = str(region.get("name") or "").strip().lower() or NO_NAME
+            category_id = categories.setdefault(name, len(categories) + 1)
+            ids = {"id": len(annotations) + 1, "image_id": image_id, "category_id": category_id}
+            annotations.append(region | ids)
+    return {
+        "images": list(images.values()),
+        "annotations": annotations,
+        "categories": [{"id": number, "name": name} for name, number in categories.items()],
+    }
