@@ -1,9 +1,13 @@
-"""`python -m r2sm_jax.demo [RUN|EXPORT]`: a web page on which people try a trained segmenter."""
+"""`python -m r2sm_jax.demo [RUN|EXPORT]`: a web page on which people try a trained segmenter.
+
+A photo, a sentence, clicks, a box or a given mask go in; masks, the decision and scores come out.
+Needs gradio (`pip install 'r2sm_jax[demo]'`).
+"""
 
 import os
-import socket
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from r2sm_jax.cli import cli_main
 from r2sm_jax.flags import DemoConfig, check_flags, read_flags
@@ -12,82 +16,196 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(DemoConfig)
 
-from r2sm_jax.config import NO_HEAD
+import numpy as np
+from PIL import Image, ImageDraw
+
+from r2sm_jax.data.images import open_image
+from r2sm_jax.data.masks import read_file
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.predictor import MASK_TYPE_CHOICES, EncodedImage, Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, load
-from r2sm_jax.progress import show_progress
+
+TITLE = "Which mask do you mean?"
+INTRODUCTION = f"# {TITLE}\nThe words decide: the visible part of a thing, or its complete shape."
+MARKS = {"on the object": "limegreen", "beside it": "red", "a corner of a box": "white"}
+"""What a click can be, and the colour of its mark."""
+ON, BESIDE, CORNER = MARKS
+MAX_SIDE = 2000
+"""Pixels of a picture that is shown; larger photos are answered at their own size."""
+MAX_PEOPLE = 32
 
 
-def check_address(host: str, port: int) -> None:
-    """Raises InputError where a server cannot listen.
+class Photo(NamedTuple):
+    """The photo that a visitor looks at, and the clicks on it: x, y and one of `MARKS`."""
 
-    This is for the sake of an early message: loading the model takes longest, and only then the
-    page opens.
-    """
-    try:
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    image: EncodedImage
+    clicks: tuple[tuple[float, float, str], ...] = ()
+
+
+class Page:
+    """What the controls of the page do. `folder` gets the files that can be downloaded."""
+
+    def __init__(self, predictor: Predictor, folder: Path):
+        self.predictor = predictor
+        self.folder = folder
+
+    def open_photo(self, file: str | None) -> tuple[Photo | None, np.ndarray | None]:
+        """Opens an upload. Returns the photo and its picture; raises InputError as `encode`."""
+        if file is None:
+            return None, None
+        photo = Photo(self.predictor.encode(open_image(file)))
+        return photo, draw_marks(photo.image.pixels, ())
+
+    def add_click(
+        self, photo: Photo | None, kind: str, place: tuple[float, float]
+    ) -> tuple[Photo | None, np.ndarray | None]:
+        """Adds a click at a place of the picture. Returns the photo and its picture."""
+        if photo is None:
+            return None, None
+        scale = picture_scale(photo.image.pixels)
+        click = (place[0] / scale, place[1] / scale, kind)
+        # A third corner begins another box.
+        clicks = [c for c in photo.clicks if kind != CORNER or c[2] != CORNER]
+        corners = [c for c in photo.clicks if c[2] == CORNER]
+        if kind == CORNER and len(corners) == 1:
+            clicks += corners
+        photo = photo._replace(clicks=(*clicks, click))
+        return photo, draw_marks(photo.image.pixels, photo.clicks)
+
+    def clear_clicks(self, photo: Photo | None) -> tuple[Photo | None, np.ndarray | None]:
+        """Takes all clicks away. Returns the photo and its picture."""
+        if photo is None:
+            return None, None
+        return photo._replace(clicks=()), draw_marks(photo.image.pixels, ())
+
+    def answer(
+        self, photo: Photo | None, query: str, mask_type: str, mask_file: str | None
+    ) -> tuple[np.ndarray, str, str, str]:
+        """Answers a sentence, clicks, a box or a given mask.
+
+        Returns the picture, words about it, a PNG file and a JSON file with the masks as COCO RLEs.
+        Raises InputError as `Predictor.predict`, and where there is no photo.
+        """
+        if photo is None:
+            raise InputError("there is no photo yet; upload one")
+        pixels = photo.image.pixels
+        mask = read_file(Path(mask_file), pixels.shape[:2]) if mask_file else None
+        corners = [(x, y) for x, y, kind in photo.clicks if kind == CORNER]
+        box = None
+        if len(corners) == 2:
+            (x0, y0), (x1, y1) = corners
+            box = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
+        points = [(x, y, kind == ON) for x, y, kind in photo.clicks if kind != CORNER]
+
+        (prediction,) = self.predictor.predict(
+            [query.strip() or None],
+            mask_type,
+            photo.image,
+            masks=[mask] if mask is not None else None,
+            boxes=[box] if box else None,
+            points=[points] if points else None,
         )
-        with socket.socket(family, kind) as listener:
-            # As servers do: a port that was in use a moment ago is free.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-    except OSError:
-        raise cannot_open(host, port) from None
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        prediction.write(folder, pixels)
+        picture = draw_marks(prediction.overlay(pixels), photo.clicks)
+        png, json = str(folder / "mask.png"), str(folder / "prediction.json")
+        return picture, prediction.summary(), png, json
 
 
-def cannot_open(host: str, port: int) -> InputError:
-    """The error of an address that is in use, not allowed, or none of this machine."""
-    return InputError(
-        f"--port {port} at {host} cannot be opened; give another --port (0 takes a free one) or "
-        "--host"
-    )
+def picture_scale(pixels: np.ndarray) -> float:
+    """The size of the picture that is shown of a photo `[H W 3]`, in sizes of the photo."""
+    return min(1.0, MAX_SIDE / max(pixels.shape[:2]))
 
 
-def load_predictor(args: DemoConfig) -> Predictor:
-    """Opens the run. Raises InputError if its head cannot decide from a sentence."""
-    predictor = load(args.run, checkpoint=args.checkpoint).predictor
-    if predictor.config.head in (NO_HEAD, "oracle"):
-        raise InputError(
-            f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that "
-            "decides"
-        )
-    return predictor
+def draw_marks(pixels: np.ndarray, clicks: tuple[tuple[float, float, str], ...]) -> np.ndarray:
+    """Draws clicks over a photo, at the size that is shown."""
+    scale = picture_scale(pixels)
+    size = (round(pixels.shape[1] * scale), round(pixels.shape[0] * scale))
+    picture = Image.fromarray(pixels).resize(size)
+    radius = max(3, max(size) // 150)
+    for x, y, kind in clicks:
+        x, y = x * scale, y * scale
+        corners = (x - radius, y - radius, x + radius, y + radius)
+        ImageDraw.Draw(picture).ellipse(corners, fill=MARKS[kind], outline="black")
+    return np.asarray(picture)
+
+
+def build(page: Page) -> Any:
+    """Lays out the page with gradio, which must be installed."""
+    import gradio as gr
+
+    def told(action: Any) -> Any:
+        """Shows an InputError of an action on the page."""
+
+        def call(*values: Any) -> Any:
+            try:
+                return action(*values)
+            except InputError as error:
+                raise gr.Error(str(error)) from None
+
+        return call
+
+    def click(photo: Photo | None, kind: str, event: gr.SelectData) -> Any:
+        return page.add_click(photo, kind, (event.index[0], event.index[1]))
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
+        photo = gr.State()
+        gr.Markdown(INTRODUCTION)
+        with gr.Row():
+            with gr.Column(scale=4):
+                # A file component: gr.Image would convert the upload.
+                upload = gr.File(label="Photo", file_types=["image"])
+                query = gr.Textbox(label="What do you want?", placeholder="the whole red mug")
+                mask_type = gr.Radio(list(MASK_TYPE_CHOICES), value="auto", label="Mask type")
+                kind = gr.Radio(list(MARKS), value=ON, label="A click on the picture is")
+                mask_file = gr.File(label="Given visible mask", file_types=["image", ".json"])
+                segment = gr.Button("Segment", variant="primary")
+                clear = gr.Button("Clear clicks")
+            with gr.Column(scale=7):
+                words = gr.Markdown()
+                picture = gr.Image(show_label=False, interactive=False)
+                png = gr.DownloadButton("Mask as PNG")
+                json = gr.DownloadButton("Masks as COCO JSON")
+
+        upload.change(told(page.open_photo), upload, [photo, picture])
+        picture.select(click, [photo, kind], [photo, picture])
+        clear.click(page.clear_clicks, photo, [photo, picture])
+        inputs, outputs = [photo, query, mask_type, mask_file], [picture, words, png, json]
+        segment.click(told(page.answer), inputs, outputs)
+        query.submit(told(page.answer), inputs, outputs)
+    return blocks.queue(max_size=MAX_PEOPLE, api_open=False)
 
 
 def main() -> None:
     """Command line."""
     args = read_flags(DemoConfig)
-    if args.max_upload_mb < 1:
-        raise InputError(f"--max-upload-mb {args.max_upload_mb}: give 1 or more")
-    if not 0 <= args.port < 65536:
-        raise InputError(f"--port {args.port}: give a number between 0 and 65535")
-    check_address(args.host, args.port)
     enable_compilation_cache()
     with tempfile.TemporaryDirectory(prefix="r2sm_jax_demo_") as folder:
         # gradio reads both when it is imported: no reports home, and uploads go into our folder.
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         os.environ["GRADIO_TEMP_DIR"] = folder
         try:
-            from r2sm_jax.inference.web_page import launch
+            import gradio as gr
         except ImportError:
             raise InputError("the page needs gradio; pip install 'r2sm_jax[demo]'") from None
-
-        with show_progress("preparing the page"):
-            predictor = load_predictor(args)
-            predictor.warm_up()
+        predictor = load(args.run, checkpoint=args.checkpoint).predictor
+        fonts = ["system-ui", "sans-serif"]  # gradio's own theme loads fonts from another host
         try:
-            page = launch(
-                predictor,
-                Path(folder),
-                host=args.host,
-                port=args.port,
-                max_upload_mb=args.max_upload_mb,
+            build(Page(predictor, Path(folder))).launch(
+                server_name=args.host,
+                server_port=args.port or None,
+                max_file_size=f"{args.max_upload_mb}mb",
+                state_session_capacity=MAX_PEOPLE,
+                theme=gr.themes.Default(font=fonts, font_mono=["monospace"]),
+                footer_links=[],
+                share=False,
+                ssr_mode=False,
             )
-        except OSError:  # another program was faster
-            raise cannot_open(args.host, args.port) from None
-        page.block_thread()
+        except OSError:
+            raise InputError(
+                f"--port {args.port} at {args.host} cannot be opened; give another --port (0 takes "
+                "a free one) or --host"
+            ) from None
 
 
 if __name__ == "__main__":

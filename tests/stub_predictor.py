@@ -12,7 +12,6 @@ from flax import nnx
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.inference.crop_models import Outline
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.inference.taught_names import TaughtNames
 from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Prompt, keyword_mask_type
 
@@ -84,7 +83,6 @@ class StubPredictor(Predictor):
         self.matmul_precision = "float32"
         self.completer = None
         self.outliner = None
-        self.names = TaughtNames()
         self._weights = nnx.State({})
         self._image = None
         self._process_id = os.getpid()

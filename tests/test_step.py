@@ -136,7 +136,7 @@ def test_remat_changes_memory_and_nothing_else():
         def loss(params: Any) -> Any:
             return jnp.square(nnx.merge(graphdef, params)(image).tokens).mean()
 
-        # Without the option XLA's CPU back end undoes remat (scripts/estimate.py, KEEP_REMAT).
+        # Without the option XLA's CPU back end undoes remat.
         options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
         compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile(compiler_options=options)
         return compiled(params), compiled.memory_analysis().temp_size_in_bytes

@@ -4,7 +4,6 @@
     resize_logits      mask logits in the letterbox frame    mask logits of the image's size
     to_prediction      decision, masks, scores, instances    Prediction
     with_given_mask    the caller's mask in place of ours    Prediction
-    with_taught_masks  what looks like an example            Prediction
     with_hiders        what hides it, of the same call       Prediction
 
 The presence of a target gates them so:
@@ -24,11 +23,12 @@ from scipy.special import expit
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.inference.answer import find_hiders
 from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.models.r2sm import UNSURE_BELOW, R2SMOutput
 
+MIN_COVERED = 0.5
+"""Share of a hidden part that the visible mask of another target covers if that hides it."""
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
 
@@ -165,53 +165,20 @@ def with_given_mask(
     )
 
 
-def with_taught_masks(
-    prediction: Prediction,
-    modal_masks: Sequence[Mask],
-    amodal_masks: Sequence[Mask],
-    similarity: float,
-) -> Prediction:
-    """Returns a prediction about the objects that look like the example of a taught name.
-
-    The decision stays. Nothing predicts an IoU of these masks, so there is no score; `similarity`
-    says how alike they are.
-
-    Args:
-        modal_masks: what shows of each object [H W].
-        amodal_masks: the complete masks, in the same order.
-        similarity: the highest cosine between the image and the example.
-    """
-    is_amodal = prediction.mask_type == "amodal"
-    nothing = np.zeros_like(prediction.modal)
-    instances = []
-    for modal, amodal in zip(modal_masks, amodal_masks, strict=True):
-        mask = amodal if is_amodal else modal
-        instances.append(InstanceMask(1.0, max(similarity, 0.0), mask, modal, amodal))
-    return replace(
-        prediction,
-        score=None,
-        similarity=similarity,
-        presence=1.0 if instances else 0.0,
-        modal=np.any([nothing, *modal_masks], axis=0),
-        amodal=np.any([nothing, *amodal_masks], axis=0),
-        instances=tuple(instances),
-        candidates=(),
-        mask_logits=None,
-    )
-
-
 def with_hiders(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Returns the predictions about one image, each with the name of the other one's target that
+    """Returns the predictions about one image, each with the query of the other one whose target
     hides it, if there is one."""
     if len(predictions) == 1:
         return list(predictions)
-    hiders = find_hiders(
-        [prediction.query for prediction in predictions],
-        [prediction.modal for prediction in predictions],
-        [prediction.amodal for prediction in predictions],
-        [not prediction.is_unsure and prediction.presence >= 0.5 for prediction in predictions],
-    )
     named = []
-    for prediction, hider in zip(predictions, hiders, strict=True):
-        named.append(replace(prediction, hidden_by=hider) if hider else prediction)
+    for prediction in predictions:
+        hidden = prediction.occluded
+        hidden_by = ""
+        most = MIN_COVERED * max(1, np.count_nonzero(hidden))
+        for other in predictions:
+            is_sure = not other.is_unsure and other.presence >= 0.5
+            count = np.count_nonzero(hidden & other.modal)
+            if other.query != prediction.query and is_sure and count >= most:
+                hidden_by, most = other.query, count
+        named.append(replace(prediction, hidden_by=hidden_by))
     return named

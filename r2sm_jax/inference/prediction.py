@@ -16,7 +16,6 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.inference.answer import Facts, describe
 from r2sm_jax.models.r2sm import UNSURE_BELOW
 from r2sm_jax.query import MaskType
 
@@ -67,7 +66,7 @@ class Prediction:
     """None where the system makes no decision, or a prompt has no sentence."""
     score: float | None
     """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask, where
-    the completer drew the complete one, and for a taught name."""
+    the completer drew the complete one."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -86,11 +85,8 @@ class Prediction:
     """The visible mask is the caller's own."""
     has_both_masks: bool = True
     """False for a system that gives one mask a query: `modal` and `amodal` are the same then."""
-    similarity: float | None = None
-    """Where the query holds a taught name: the highest cosine, up to 1, between the image and the
-    name's example."""
     hidden_by: str = ""
-    """The name of what hides it, where another query of the same call has found that."""
+    """The query of the same call whose target hides this one; empty where there is none."""
     unsure_below: float = UNSURE_BELOW
     """A `score` below this is called unsure: the mask is rather something else than what was
     meant."""
@@ -104,28 +100,6 @@ class Prediction:
     def mask(self) -> Mask:
         """The mask that the query asks for."""
         return self.amodal if self.mask_type == "amodal" else self.modal
-
-    @cached_property
-    def answer(self) -> str:
-        """The prediction in one English sentence, which says what the model knows and no more
-        (answer.py)."""
-        knows_hidden = self.has_both_masks and self.mask_type is not None
-        share = masks.occlude_rate(self.modal, self.amodal) if knows_hidden else None
-        facts = Facts(
-            query=self.query,
-            mask_type=self.mask_type,
-            score=self.score,
-            presence=self.presence,
-            has_mask=bool(self.mask.any()),
-            num_instances=len(self.instances),
-            hidden_share=share,
-            is_unsure=self.is_unsure or self.presence < 0.5,
-            is_undecided=self.undecided,
-            is_given=self.is_given,
-            is_like_example=self.similarity is not None,
-            hidden_by=self.hidden_by,
-        )
-        return describe(facts)
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
         """Returns one of the masks in COCO's run-length encoding."""
@@ -201,10 +175,7 @@ class Prediction:
         values["score"] = self.score
         if self.is_unsure:
             values["unsure"] = True
-        if self.similarity is not None:
-            values["similarity"] = self.similarity
         values["presence"] = self.presence
-        values["answer"] = self.answer
         for name in MASKS:
             values[name] = self.rle(name)
 
@@ -224,7 +195,7 @@ class Prediction:
         score = self.score
         if score is None:
             # A given mask ranks first: what was given is right.
-            score = 1.0 if self.similarity is None else max(self.similarity, 0.0)
+            score = 1.0
         fused: dict[str, Any] = {"segmentation": self.rle(), "score": score, "fused": True}
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
@@ -253,25 +224,21 @@ class Prediction:
             part.write_text(json.dumps(self.to_json()) + "\n", "utf-8")
 
     def summary(self) -> str:
-        """Returns the prediction in lines of text: the decision, its figures, and the answer in
-        words."""
+        """Returns the prediction in one line: type, probability, how good it is, what is hidden."""
+        query = self.query or "what is pointed at"
         if self.is_absent:
-            return (
-                f"nothing of the kind is seen in the image: {self.query}\n"
-                f"probability that it is there {self.presence:.3f}"
-            )
-
-        decision = self.mask_type or "no decision on the mask type"
-        if self.undecided:
-            decision = f"undecided, rather {decision}"
-        figures = [f"{self.mask.mean():.1%} of the image"]
+            return f'absent: "{query}", probability that it is there {self.presence:.2f}'
+        parts = [f'{self.mask_type or "no decision"}: "{query}"']
         if self.amodal_probability is not None:
-            figures.insert(0, f"probability of amodal {self.amodal_probability:.3f}")
-        count = len(self.instances)
-        figures.append("1 instance" if count == 1 else f"{count} instances")
-        figures.append(self.quality)
-        name = self.query or "what the prompt points at"
-        return f"{decision}: {name}\n{', '.join(figures)}\n{self.answer}"
+            parts.append(f"probability of amodal {self.amodal_probability:.2f}")
+        if self.undecided:
+            parts.append("undecided")
+        parts.append(self.quality)
+        if self.has_both_masks and self.mask_type is not None:
+            by = f' by "{self.hidden_by}"' if self.hidden_by else ""
+            share = masks.occlude_rate(self.modal, self.amodal)
+            parts.append(f"{share:.0%} hidden{by}")
+        return ", ".join(parts)
 
     @property
     def is_absent(self) -> bool:
@@ -288,8 +255,6 @@ class Prediction:
     @property
     def quality(self) -> str:
         """How good the mask is, in words."""
-        if self.similarity is not None:
-            return f"similarity with the example {self.similarity:.2f}"
         if self.is_given:
             return "from the given mask"
         if self.score is None:

@@ -15,11 +15,6 @@ Where the caller gives the visible mask of the object as well:
 Where the caller gives a box or clicks (prompts.py), the outliner draws the visible mask, which then
 goes the way of a given one.
 
-Where a sentence holds a name that was taught by an example:
-
-    example    teach -> make_prototype (taught_names.py)        Prototype
-    photo      find_similar -> MaskOutliner -> MaskCompleter    visible and complete masks
-    all        with_taught_masks (postprocess.py)               in place of the found masks
 """
 
 import copy
@@ -29,7 +24,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -41,7 +35,7 @@ from jaxtyping import Bool, Float, UInt8
 from r2sm_jax.config import MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.masks import Mask, box
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_completer
@@ -51,12 +45,10 @@ from r2sm_jax.inference.postprocess import (
     to_prediction,
     with_given_mask,
     with_hiders,
-    with_taught_masks,
 )
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts
 from r2sm_jax.inference.reading import NUM_THREADS
-from r2sm_jax.inference.taught_names import TaughtNames, find_similar, make_prototype
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Click, Prompt
@@ -159,7 +151,6 @@ class Predictor:
         self.completer = completer
         self.outliner = outliner
         self.weights = weights
-        self.names = TaughtNames()
         self._image: EncodedImage | None = None
         self._process_id = os.getpid()
 
@@ -189,8 +180,6 @@ class Predictor:
         other._image = None
         if weights is not None:
             other.weights = weights
-            # A prototype fits the weights that made it.
-            other.names = TaughtNames()
         if calibration is not None:
             other.calibration = calibration
         return other
@@ -313,11 +302,6 @@ class Predictor:
             if text or (mask is None and prompt is None):
                 sentences.append(text)
         self.check(sentences, mask_type)
-        # What is given says more than a name.
-        names = []
-        for text, mask, prompt in zip(texts, given_masks, prompts, strict=True):
-            has_place = mask is not None or prompt is not None
-            names.append(None if has_place else self.names.find(text))
         visible_masks, scores = self._visible_masks(given_masks, prompts, image)
         # Before decoding, so that a mask that cannot be used is refused at once.
         mask_pairs = self._complete_visible(visible_masks, image)
@@ -332,59 +316,12 @@ class Predictor:
             predictions += self.to_predictions(
                 texts[part], outputs, image.letterbox, mask_types, abstain=abstain
             )
-        predictions = self._with_taught_names(predictions, names, image)
         for index, (modal, amodal) in mask_pairs.items():
             predictions[index] = with_given_mask(
                 predictions[index], modal, amodal, modal_score=scores.get(index)
             )
         self._warn_of_truncated(predictions)
         return with_hiders(predictions)
-
-    def teach(
-        self,
-        name: str,
-        image: EncodedImage | ImageLike,
-        mask: Any,
-        *,
-        replace: bool = False,
-    ) -> None:
-        """Teaches a name by one example, without training. Sentences that hold it mean what looks
-        like the example from then on.
-
-        Args:
-            name: such as "part 7". A word that the model knows already gets this meaning, too.
-            image: the example, in a layout of `set_image`.
-            mask: what shows of the object in it, in a layout of `given_masks.to_mask`.
-            replace: whether the name may be taught already; its first example is then forgotten.
-
-        Raises InputError if the name has no words or is taught already, the image or the mask
-        cannot be used, and if the object is too small for the model's frame.
-        """
-        self.names.check(name, replace=replace)
-        if not isinstance(image, EncodedImage):
-            image = self.encode(image)
-        visible = read_mask(mask, image.pixels.shape[:2], f"the mask of {name!r}")
-        prototype = make_prototype(_tokens(image), visible, image.letterbox)
-        if prototype is None:
-            raise InputError(
-                f"the mask of {name!r} has {np.count_nonzero(visible)} pixels, less than the model "
-                "sees of this image; give an example that is larger in its image"
-            )
-        self.names.add(name, prototype, replace=True)
-
-    def save_names(self, file: str | Path) -> None:
-        """Writes the names that were taught into a JSON file of about 2 kB a name, in place of one
-        that is there. Raises InputError if there are none, or the file cannot be written."""
-        self.names.save(Path(file), self.weights_sha256)
-
-    def load_names(self, file: str | Path, *, replace: bool = False) -> None:
-        """Adds the names of a file that `save_names` wrote.
-
-        `replace`: whether they may replace names that are taught already. Raises InputError if the
-        file cannot be read or is that of another model, or for a name that is taught already.
-        """
-        dim = self.config.vision.out_dim
-        self.names.load(Path(file), self.weights_sha256, dim=dim, replace=replace)
 
     def complete(
         self,
@@ -480,52 +417,6 @@ class Predictor:
             pairs[index] = (mask, complete_masks.get(mask.tobytes(), mask))
         return pairs
 
-    def with_taught_names(
-        self, predictions: Sequence[Prediction], image: EncodedImage | ImageLike
-    ) -> list[Prediction]:
-        """The predictions about one image; those whose sentence holds a taught name mean what looks
-        like its example. Threads may call it as `to_predictions`."""
-        names = [self.names.find(prediction.query) for prediction in predictions]
-        return self._with_taught_names(predictions, names, image)
-
-    def _with_taught_names(
-        self,
-        predictions: Sequence[Prediction],
-        names: Sequence[str | None],
-        image: EncodedImage | ImageLike,
-    ) -> list[Prediction]:
-        """`with_taught_names` where the name of each prediction is known; None where it has
-        none."""
-        if not any(names):
-            return list(predictions)
-        if not isinstance(image, EncodedImage):
-            image = self.encode(image)
-        answers = []
-        for prediction, name in zip(predictions, names, strict=True):
-            if name is not None:
-                prediction = self._predict_taught(prediction, name, image)
-            answers.append(prediction)
-        return answers
-
-    def _predict_taught(self, prediction: Prediction, name: str, image: EncodedImage) -> Prediction:
-        """What looks like the example of a name, with the decision of a prediction."""
-        parts, similarity = find_similar(self.names[name], _tokens(image), image.letterbox)
-        visible_masks: list[Mask] = []
-        for part in parts:
-            visible = part
-            if self.outliner is not None:
-                (outline,) = self.outliner(image.pixels, [Prompt(box(part))])
-                visible = outline.mask
-            # Parts of one object have the same outline.
-            is_new = not any((visible & other).sum() > visible.sum() / 2 for other in visible_masks)
-            if visible.any() and is_new:
-                visible_masks.append(visible)
-
-        complete_masks = visible_masks
-        if visible_masks and self.completer is not None:
-            complete_masks = self.completer(image.pixels, visible_masks)
-        return with_taught_masks(prediction, visible_masks, complete_masks, similarity)
-
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
     ) -> list[list[Prediction]]:
@@ -584,7 +475,7 @@ class Predictor:
 
             for request, image, outputs_of_image in zip(batch, images, outputs, strict=True):
                 mask_types = request.mask_types or [mask_type] * len(request.queries)
-                predictions = self.to_predictions(
+                yield self.to_predictions(
                     request.queries,
                     outputs_of_image,
                     image.letterbox,
@@ -592,7 +483,6 @@ class Predictor:
                     with_candidates=with_candidates,
                     with_logits=with_logits,
                 )
-                yield self.with_taught_names(predictions, request.image)
             batch = list(islice(requests, batch_rows))
 
     def stream(
@@ -824,11 +714,6 @@ class Predictor:
         in type for JAX, so another calibration could compile everything anew.
         """
         return Calibration(*(jnp.asarray(value, jnp.float32) for value in self.calibration))
-
-
-def _tokens(image: EncodedImage) -> Float[np.ndarray, "h w d"]:
-    """The tokens of an image in float32."""
-    return np.asarray(image.features.tokens[0], np.float32)
 
 
 def hash_weights(weights: nnx.State) -> str:
