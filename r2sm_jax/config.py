@@ -20,6 +20,8 @@ REFERENCE_HEADS = ("keyword", "always_modal", "always_amodal", "oracle")
 """Rules that learn nothing."""
 NO_HEAD = "none"
 """No decision: one mask for every query, as R2SM's baselines give."""
+UNSURE_BELOW = 0.3
+"""The predicted IoU below which an answer is called unsure, where none is fitted."""
 NUM_COORDINATES = 4
 """Channels that say where a pixel is (`coordinate_features` in models/mask_decoder.py)."""
 

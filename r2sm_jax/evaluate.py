@@ -1,13 +1,11 @@
 """`python -m r2sm_jax.evaluate RUN [--data SPEC] [--split val]`: the figures of a trained
 segmenter.
 
-`--predictions FILE --data SPEC` scores the masks of any other system by the same code, and
-`--compare A B ...` puts reports side by side.
+`--predictions FILE --data SPEC` scores the masks of any other system by the same code, without JAX,
+and `--compare A B ...` puts reports side by side.
 """
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,12 +18,9 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(EvaluateConfig)
 
-import jax
-
 from r2sm_jax.config import DataConfig
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import compare
-from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
 from r2sm_jax.evaluation.labelled import decision_table, score_decisions
 from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_predictions
@@ -35,17 +30,15 @@ from r2sm_jax.evaluation.tables import (
     comparison_intro,
     comparison_markdown,
     comparison_tables,
+    print_markdown,
     report_markdown,
     to_markdown,
 )
-from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.synthetic.sources import REPORTED, SourceSpec, open_dataset, split_names
-from r2sm_jax.training.sharding import is_main_process, running
 
 
 def main() -> None:
     """Command line."""
-    enable_compilation_cache()
     args = read_flags(EvaluateConfig)
     tasks = (args.run, args.predictions, args.decisions, args.compare)
     if sum(bool(task) for task in tasks) != 1:
@@ -59,10 +52,14 @@ def main() -> None:
         raise InputError(f"--samples {args.samples}: give 1 or more, or leave the flag out")
     if args.compare:
         compare_reports(args)
-        return
-    if args.decisions:
+    elif args.decisions:
         evaluate_decisions(args)
-        return
+    else:
+        write_figures(args)
+
+
+def write_figures(args: EvaluateConfig) -> None:
+    """Prints the report of a run or of predictions, and writes it where --out says."""
     if args.data and args.out:
         data = SourceSpec.parse(args.data)
         if data.is_same_data(SourceSpec(data.kind, Path(args.out))):
@@ -70,21 +67,22 @@ def main() -> None:
                 f"--out {args.out}: report.json would look like a split of the data; "
                 "give another folder"
             )
-    with running(args.distributed):
-        if args.run:
-            report, evaluated, folder = evaluate_run(args)
-        else:
-            report, evaluated, folder = evaluate_predictions(args)
-        print_markdown(report_markdown(report, brief=True))
-        if folder is not None and is_main_process():
-            write_report(report, evaluated, folder)
-            print(f"wrote {folder / 'report.html'}, report.md, report.json and queries.csv")
+    evaluate = evaluate_run if args.run else evaluate_predictions
+    report, evaluated, folder = evaluate(args)
+    print_markdown(report_markdown(report, brief=True))
+    if folder is not None:
+        write_report(report, evaluated, folder)
+        print(f"wrote {folder / 'report.html'}, report.md, report.json and queries.csv")
 
 
 def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
     """Evaluates a run or an export. Returns the report, its results, and where to write them."""
+    from r2sm_jax.evaluation.evaluator import evaluate
+    from r2sm_jax.inference.run import enable_compilation_cache, load
+    from r2sm_jax.synthetic.queries.sentences import intent_sentences
+
     assert args.run is not None
-    count_compilations = watch_compilations()
+    enable_compilation_cache()
     run = load(args.run, checkpoint=args.checkpoint)
     data = run.config.data
     if args.data:
@@ -99,19 +97,20 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
         name: open_dataset(data, name, image_size=size, count=count)
         for name in split_names(data.source, split, data.images)
     }
+    own_data = run.config.data.source
+    is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(own_data))
     is_best = args.checkpoint == "best"
     report, evaluated = evaluate(
         run.predictor,
         sources,
-        spec=data.source,
-        step=run.step,
+        {"val_r2sm": intent_sentences("val_r2sm")} if data.source == "scenes" else {},
         trained=run.config,
-        selected=is_best,
+        source=data.source,
+        step=run.step,
+        selected_on=run.config.train.select_on if is_best else None,
+        trained_on=data.source if is_own else own_data,
     )
     check_results(data.source, evaluated)
-    if args.verbose:
-        print(count_compilations())
-
     if args.out:
         return report, evaluated, Path(args.out)
     # A run's own report is replaced only by the same evaluation.
@@ -146,6 +145,19 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     return report, evaluated, Path(args.out) if args.out else None
 
 
+def check_results(source: str, evaluated: Evaluated) -> None:
+    """Prints which queries are left out and why. Raises InputError if none is scored."""
+    left_out = []
+    for name, (_, results) in evaluated.items():
+        if sentence := results.describe_left_out():
+            left_out.append(f"{name}: {sentence}")
+    if not any(results.results for _, results in evaluated.values()):
+        reason = "; ".join(left_out) or "there are none"
+        raise InputError(f"{source}: no query can be scored ({reason}); see docs/metrics.md")
+    for sentence in left_out:
+        print(sentence)
+
+
 def evaluate_decisions(args: EvaluateConfig) -> None:
     """Prints the scores of decisions about sentences, and writes them where --out says."""
     assert args.decisions is not None
@@ -159,30 +171,6 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
     with atomic_write(file) as part:
         part.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     print(f"wrote {file}")
-
-
-def check_results(source: str, evaluated: Evaluated) -> None:
-    """Prints which queries are left out and why. Raises InputError if none is scored."""
-    left_out = []
-    for name, (_, results) in evaluated.items():
-        for oddity in results.oddities:
-            print(f"warning: {oddity}", file=sys.stderr)
-        sentence = results.describe_left_out()
-        if sentence:
-            left_out.append(f"{name}: {sentence}")
-    if any(results.results for _, results in evaluated.values()):
-        for sentence in left_out:
-            print(sentence)
-        return
-
-    if left_out:
-        raise InputError(
-            f"{source}: no query can be scored ({'; '.join(left_out)}); see ignore, iscrowd and "
-            "segmentation of their annotations"
-        )
-    raise InputError(
-        f"{source}: there are no queries; write some with python -m r2sm_jax.data queries"
-    )
 
 
 def compare_reports(args: EvaluateConfig) -> None:
@@ -199,19 +187,6 @@ def compare_reports(args: EvaluateConfig) -> None:
         file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n", "utf-8")
         file.with_suffix(".md").write_text(text, "utf-8")
     print(f"wrote {file}, compare.md and compare.json")
-
-
-def watch_compilations() -> Callable[[], str]:
-    """Counts the programs that are compiled from now on; the result gives their number and
-    seconds."""
-    seconds: list[float] = []
-
-    def listen(event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return lambda: f"{len(seconds)} programs compiled in {sum(seconds):.1f} s"
 
 
 if __name__ == "__main__":

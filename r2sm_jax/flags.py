@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 
 from r2sm_jax.cli import check_first, parse_flags
-from r2sm_jax.config import LEARNED_HEADS, ProcessConfig, TextConfig
+from r2sm_jax.config import LEARNED_HEADS, TextConfig
 from r2sm_jax.errors import InputError
 
 T = TypeVar("T")
@@ -50,15 +50,12 @@ class EvaluateConfig:
     compare: tuple[str, ...] = ()
     """Folders of reports (runs, or what --out wrote) to put side by side; the others are compared
     with the first."""
-    verbose: bool = False
-    """Print how many programs were compiled, and how long that took."""
     out: str | None = None
     """Folder for report.json, report.md, report.html and queries.csv. Default: the run folder if
     RUN is no export and --data, --samples, --split and --checkpoint are left out; else nothing is
     written."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
-    distributed: ProcessConfig = field(default_factory=ProcessConfig)
 
 
 @dataclass(frozen=True)

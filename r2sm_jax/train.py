@@ -29,7 +29,6 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Float
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -51,17 +50,16 @@ from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates, quantile
 from r2sm_jax.data.validation import find_pictures_in_both
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.evaluation.evaluator import evaluate
+from r2sm_jax.evaluation.calibration import calibrate
+from r2sm_jax.evaluation.evaluator import evaluate, evaluate_source
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries
-from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.evaluation.scorer import EvalResults, QueryResult, evaluate_source
 from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.pretrained import fill_sizes, load_pretrained
-from r2sm_jax.models.r2sm import UNSURE_BELOW, Calibration
+from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import (
     REPORTED,
@@ -73,15 +71,6 @@ from r2sm_jax.synthetic.sources import (
 )
 from r2sm_jax.train_completer import train_completer
 from r2sm_jax.train_outliner import train_outliner
-from r2sm_jax.training.calibration import (
-    MASK_SHIFTS,
-    best_shift,
-    calibrated_iou,
-    fit_iou,
-    fit_presence,
-    fit_temperature,
-    fit_unsure,
-)
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.device_batches import DeviceBatches
 from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
@@ -550,6 +539,7 @@ def train(config: Config) -> Path:
         predictor = Predictor(
             config.model, graphdef, nnx.merge_state(state.weights, constants), data.texts
         )
+        sentences = intent_sentences("calibration")
         images: dict[int, Any] = {}
         for step in range(first_step, config.train.steps + 1):
             index, batch = next(batches)
@@ -561,8 +551,7 @@ def train(config: Config) -> Path:
 
             is_last = step == config.train.steps or stop.requested()
             evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
-            is_planned = evaluates or step % config.train.checkpoint_every == 0
-            saves = is_planned or is_last
+            saves = evaluates or is_last or step % config.train.checkpoint_every == 0
             not_finite = logs.add(step, values, wait=saves)
             if not_finite is not None:
                 checkpoints.close()
@@ -580,18 +569,21 @@ def train(config: Config) -> Path:
 
             giou = None
             if saves:
-                # Calibration belongs to the weights: it is fitted now and saved with them. After a
-                # signal there is no time for masks, whose calibration is then that of before.
+                # Calibration belongs to the weights: it is fitted now and saved with them. Between
+                # evaluations masks keep that of the last one, so that saving takes no time.
                 weights = nnx.merge_state(state.weights, constants)
-                predictor = predictor.updated(weights=weights)
-                calibration = calibrate_type(predictor, calibration)
-                if is_planned:
-                    results, calibration = calibrate_masks(
-                        predictor, dev, calibration, fit_absence=data.has_absent_targets
+                predictor = predictor.updated(weights=weights, calibration=calibration)
+                fit = partial(calibrate, predictor, dev if evaluates else None, sentences)
+                fitted = run_on_main(partial(fit, fit_absence=data.has_absent_targets))
+                calibration = Calibration(*fitted)
+                predictor = predictor.updated(calibration=calibration)
+                if evaluates:
+                    giou = run_on_main(
+                        partial(evaluate_dev, predictor, dev, step, folder, logs),
                     )
-                    if evaluates:
-                        giou = log_evaluation(results, dev, step, folder, logs)
                 checkpoints.save(state, constants, batches, giou, calibration)
+                # Neither evaluating nor saving is part of the speed.
+                logs.restart_clock(step)
                 if config.run is None and not config.resume and is_main_process():
                     point_latest(folder)
             if is_last:
@@ -613,89 +605,14 @@ def train(config: Config) -> Path:
     return folder
 
 
-def calibrate_type(predictor: Predictor, calibration: Calibration) -> Calibration:
-    """Fits the temperature of the mask type to the predictor's weights; returns `calibration` with
-    it.
-
-    The head answers validation queries in training wordings almost without error. A temperature
-    fitted on those would make it overconfident on everything else. The list `calibration` of
-    docs/intent.md is as new to it as what users write: nothing is trained on it, and no wording was
-    added because of it.
-    """
-    if predictor.config.head not in LEARNED_HEADS:
-        return calibration
-    sentences = intent_sentences("calibration")
-    is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
-    uncalibrated = predictor.updated(calibration=Calibration())
-    logits = uncalibrated.amodal_logits([sentence.text for sentence in sentences])
-    temperature = run_on_main(lambda: fit_temperature(logits, is_amodal))
-    return calibration._replace(type_temperature=temperature)
-
-
-def calibrate_masks(
-    predictor: Predictor, dev: Source, calibration: Calibration, *, fit_absence: bool
-) -> tuple[EvalResults, Calibration]:
-    """Scores the split that selects checkpoints.
-
-    Returns the results, before calibration, and `calibration` fitted to them: the mask threshold,
-    the predicted IoUs of masks that have it, with `fit_absence`, for training data with queries
-    that have no target, the presence, and the predicted IoU below which answers are unsure.
-    """
-    uncalibrated = Calibration(type_temperature=calibration.type_temperature)
-    uncalibrated_predictor = predictor.updated(calibration=uncalibrated)
-    results = evaluate_source(uncalibrated_predictor, dev, MASK_SHIFTS, name="dev")
-
-    iou = iou_at_shifts(results.results)
-    index = best_shift(iou)
-    present = [result for result in results.results if result.overlap.truth]
-    predicted = np.array([result.predicted_iou for result in present], float)
-    scale, shift = fit_iou(predicted, iou_at_shifts(present)[:, index])
-    presence_bias = 0.0
-    if fit_absence:
-        logits = np.array([result.presence for result in present], float)
-        presence_bias = fit_presence(logits, predictor.config.presence_threshold)
-
-    # Also answers about things that are not there: they are wrong.
-    answered = [
-        result
-        for result in results.results
-        if result.presence is None
-        or result.presence + presence_bias > predictor.config.presence_threshold
-    ]
-    predicted = np.array([result.predicted_iou for result in answered], float)
-    unsure_below = fit_unsure(
-        calibrated_iou(predicted, scale, shift),
-        iou_at_shifts(answered)[:, index],
-        default=UNSURE_BELOW,
-    )
-    fitted = uncalibrated._replace(
-        iou_scale=scale,
-        iou_shift=shift,
-        presence_bias=presence_bias,
-        mask_shift=float(MASK_SHIFTS[index]),
-        unsure_below=unsure_below,
-    )
-    # Processes may round differently; the first one decides for all.
-    return results, Calibration(*run_on_main(lambda: fitted))
-
-
-def iou_at_shifts(results: Sequence[QueryResult]) -> Float[np.ndarray, "n s"]:
-    """The IoU of each answer at each of `MASK_SHIFTS`, with 1 for an empty one that is right."""
-    iou = np.zeros((len(results), len(MASK_SHIFTS)))
-    for row, result in enumerate(results):
-        assert result.overlaps_at_shifts is not None
-        iou[row] = lisa_iou(result.overlaps_at_shifts)
-    return iou
-
-
-def log_evaluation(results: EvalResults, dev: Source, step: int, folder: Path, logs: Logs) -> float:
+def evaluate_dev(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:
     """Logs the figures of a quick evaluation and saves a sheet of samples. Returns the gIoU."""
-    figures = split_figures(results.results)
+    results = evaluate_source(predictor, dev, name="dev").results
+    figures = split_figures(results)
     logs.evaluation(step, figures)
-    if is_main_process():
-        rows = example_rows(dev, sample_queries(results.results, SHEET_ROWS))
-        save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
-    return float(np.float64(figures["all"]["giou"] or 0))
+    rows = example_rows(dev, sample_queries(results, SHEET_ROWS))
+    save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
+    return float(figures["all"]["giou"] or 0)
 
 
 def report_on_best(
@@ -709,17 +626,27 @@ def report_on_best(
     best = restore_weights(folder)
     weights = nnx.merge_state(best.params, best.constants)
     predictor = predictor.updated(weights=weights, calibration=best.calibration)
+    spec = config.data.source
 
-    report, evaluated = evaluate(
-        predictor, sources, spec=config.data.source, step=best.step, trained=config
-    )
-    report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
-    if is_main_process():
+    def write() -> None:
+        report, evaluated = evaluate(
+            predictor,
+            sources,
+            {"val_r2sm": intent_sentences("val_r2sm")} if spec == "scenes" else {},
+            trained=config,
+            source=spec,
+            step=best.step,
+            selected_on=config.train.select_on,
+            trained_on=spec,
+        )
+        report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
         write_report(report, evaluated, folder)
         lines = describe_result(report)
         lines.append(f"report: {folder / 'report.html'}")
         lines.append(f"next: {write_question(folder, next(iter(sources.values())))}")
         print("\n".join(lines), flush=True)
+
+    run_on_main(write)
 
 
 def write_question(folder: Path, source: Source) -> str:

@@ -267,8 +267,6 @@ def steps_alone(monkeypatch):
     steps or weights."""
     from r2sm_jax import train
 
-    monkeypatch.setattr(
-        train, "calibrate_masks", lambda predictor, dev, calibration, **_: (None, calibration)
-    )
-    monkeypatch.setattr(train, "log_evaluation", lambda *_: 0.0)
+    monkeypatch.setattr(train, "calibrate", lambda predictor, *_, **__: predictor.calibration)
+    monkeypatch.setattr(train, "evaluate_dev", lambda *_: 0.0)
     monkeypatch.setattr(train, "report_on_best", lambda *_: None)

@@ -6,24 +6,27 @@ import pytest
 from listed_source import ListedSource
 
 from r2sm_jax.data.dataset import Instance, Sample
-from r2sm_jax.evaluation.decisions import mask_type_scores
-from r2sm_jax.evaluation.iou import overlap, overlaps_at_shifts
-from r2sm_jax.inference.predictor import Predictor, Request
-from r2sm_jax.models.r2sm import Calibration
-from r2sm_jax.query import Query
-from r2sm_jax.train import calibrate_masks, calibrate_type
-from r2sm_jax.training.calibration import (
+from r2sm_jax.evaluation.calibration import (
     MASK_SHIFTS,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
     MIN_VALUES,
     MISSED_SHARE,
+    Answer,
     best_shift,
+    calibrate,
     fit_iou,
+    fit_masks,
     fit_presence,
     fit_temperature,
     fit_unsure,
 )
+from r2sm_jax.evaluation.decisions import mask_type_scores
+from r2sm_jax.evaluation.iou import overlap, overlaps_at_shifts
+from r2sm_jax.inference.predictor import Predictor, Request
+from r2sm_jax.models.r2sm import Calibration
+from r2sm_jax.query import Query
+from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
@@ -131,20 +134,30 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
         samples.append(Sample(n, f"{n}.png", image, (instance,), queries))
 
     halo = HaloPredictor(predictor)
-    dev = ListedSource(samples)
-    results, fitted = calibrate_masks(halo, dev, Calibration(), fit_absence=False)
+    sentences = intent_sentences("calibration")
+    fitted = calibrate(halo, ListedSource(samples), sentences, fit_absence=False)
     assert fitted.mask_shift == pytest.approx(0.4)
-    # Without the halo, masks are right, and the predicted IoUs say so.
-    raw = np.array([result.predicted_iou for result in results.results])
-    logits = np.log(raw / (1 - raw))
-    calibrated = 1 / (1 + np.exp(-(fitted.iou_scale * logits + fitted.iou_shift)))
-    assert calibrated.mean() > 0.9
-    assert fitted.unsure_below == pytest.approx(calibrated.min(), abs=1e-4)
-    # With it, which is how the results were made, two thirds of each mask would be.
-    assert results.results[0].overlap.union == pytest.approx(left.sum() * 3 / 2, rel=0.1)
+    # Without the halo masks are right, and the predicted IoUs say so.
+    calibrated = halo.updated(calibration=fitted)
+    (prediction,) = calibrated.predict_batch([image], [["the mug"]])[0]
+    assert prediction.score > 0.9
+    assert MIN_TEMPERATURE <= fitted.type_temperature <= MAX_TEMPERATURE
 
-    _, of_few = calibrate_masks(halo, ListedSource(samples[1:]), Calibration(), fit_absence=False)
+    of_few = calibrate(halo, ListedSource(samples[1:]), sentences, fit_absence=False)
     assert of_few.mask_shift == 0 and of_few.unsure_below == 0.3
+    # Without a split the masks keep what they have.
+    assert calibrate(calibrated, None, sentences, fit_absence=True) == fitted
+
+
+def test_masks_are_judged_as_empty_as_the_fitted_presence_makes_them():
+    """A bias that lets most targets pass brings back masks which are empty without it."""
+    right, wrong = np.full(len(MASK_SHIFTS), 0.8), np.zeros(len(MASK_SHIFTS))
+    answers = [Answer(presence, 0.8, True, right) for presence in np.linspace(-5, -3, 100)]
+    answers += [Answer(-9.0, 0.2, False, wrong) for _ in range(100)]
+    fitted = fit_masks(answers, -1.0, fit_absence=True)
+    assert fitted.presence_bias == pytest.approx(3.92, abs=0.01)
+    assert fitted.unsure_below < 1  # 96 answers are right, and nothing else is answered
+    assert fit_masks(answers, -1.0, fit_absence=False).unsure_below == 0.3  # nothing is answered
 
 
 def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predictor):
@@ -188,15 +201,8 @@ def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(predi
     assert not (absent.modal.any() or absent.amodal.any() or absent.instances)
 
 
-def test_only_the_temperature_changes_and_probabilities_follow_it(predictor):
+def test_probabilities_follow_the_temperature(predictor):
     sentences = ["the whole mug", "the mug"]
-    before = Calibration(type_temperature=7.0, iou_scale=0.5, iou_shift=0.1, presence_bias=0.2)
-    fitted = calibrate_type(predictor, before)
-    temperature = fitted.type_temperature
-    assert fitted == before._replace(type_temperature=temperature)
-    assert MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE and temperature != 1
-
     raw = predictor.updated(calibration=Calibration()).amodal_logits(sentences)
-    logits = predictor.updated(calibration=fitted).amodal_logits(sentences)
-    np.testing.assert_allclose(logits, raw / temperature, rtol=1e-5)
-    assert calibrate_type(predictor, fitted) == fitted
+    fitted = predictor.updated(calibration=Calibration(type_temperature=3.0))
+    np.testing.assert_allclose(fitted.amodal_logits(sentences), raw / 3, rtol=1e-5)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from r2sm_jax.data import masks
+from r2sm_jax.evaluation.evaluator import evaluate_source
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.evaluation.scorer import evaluate_source, query_truths
+from r2sm_jax.evaluation.scorer import query_truths
 from r2sm_jax.inference.run import load
 from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.train import train
@@ -21,7 +22,7 @@ def best_without_learning(source) -> float:
     """gIoU of the best single mask for everything: all pixels that are covered often enough, at any
     threshold."""
     expected = [
-        masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal)
+        masks.decode(t.masks.amodal if t.query.mask_type == "amodal" else t.masks.modal)
         for t in query_truths(source)
     ]
     often = np.mean(expected, axis=0)

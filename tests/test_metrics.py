@@ -11,7 +11,7 @@ from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap, precision_at
 from r2sm_jax.evaluation.report import leak, pair_figures, split_figures
-from r2sm_jax.evaluation.scorer import QueryResult, QueryTruth, score
+from r2sm_jax.evaluation.scorer import MaskPair, QueryResult, QueryTruth, score
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.query import Query
 
@@ -26,17 +26,26 @@ TOP = mask("####", "....")
 
 
 def score_masks(
-    predicted, truth, *, mask_type="modal", probability=0.0, text="the mug", ignore=None, query_id=1
+    predicted,
+    truth,
+    *,
+    mask_type="modal",
+    probability=0.0,
+    text="the mug",
+    ignore=None,
+    query_id=1,
+    image_id=1,
 ) -> QueryResult:
     """Scores one prediction. Masks are pairs (modal, amodal)."""
     predicted_type = None
     if probability is not None:
         predicted_type = "amodal" if probability > 0.5 else "modal"
     prediction = Prediction(text, predicted_type, probability, None, *predicted)
-    instance = Instance(1, "", masks.encode(truth[0]), masks.encode(truth[1]))
+    pair = MaskPair(*map(masks.encode, truth))
     ignored = None if ignore is None else masks.encode(ignore)
     query = Query(query_id, text, mask_type, (1,))
-    return score(prediction, QueryTruth(query, 0, 1, *truth[0].shape, (instance,), ignored))
+    instances = (Instance(1, "", *pair),)
+    return score(prediction, QueryTruth(query, 0, image_id, pair, instances, ignored))
 
 
 def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
@@ -118,14 +127,19 @@ def test_leak_is_the_share_of_the_hidden_part_that_modal_answers_paint():
 
 def test_pairs_of_sentences_about_one_target():
     def answers(image_id, modal_probability, amodal_probability):
-        pair = [
-            score_masks((LEFT, LEFT), (LEFT, LEFT), mask_type=mask_type, probability=probability)
+        return [
+            score_masks(
+                (LEFT, LEFT),
+                (LEFT, LEFT),
+                mask_type=mask_type,
+                probability=probability,
+                image_id=image_id,
+            )
             for mask_type, probability in [
                 ("modal", modal_probability),
                 ("amodal", amodal_probability),
             ]
         ]
-        return [replace(result, image_id=image_id) for result in pair]
 
     results = [
         *answers(1, 0.1, 0.9),
@@ -229,11 +243,10 @@ def test_calibration_error_by_hand():
 def test_the_decision_counts_where_the_probability_says_something_else(decision, accuracy):
     """As where `predict --mask-type` forces it. The probabilities are still as wrong as they
     are."""
-    result = score_masks((LEFT, LEFT | TOP), (LEFT, LEFT | TOP))
-    result = replace(result, amodal_probability=0.9, predicted_type=decision)
     results = []
     for n in range(30):
-        results.append(replace(result, query=replace(result.query, id=n), image_id=n))
+        result = score_masks((LEFT, LEFT | TOP), (LEFT, LEFT | TOP), query_id=n, image_id=n)
+        results.append(replace(result, amodal_probability=0.9, predicted_type=decision))
     figures = split_figures(results)["mask_type"]
     assert figures["accuracy"] == figures["modal"] == accuracy
     assert figures["interval"]["accuracy"] == [accuracy, accuracy]

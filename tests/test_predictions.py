@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +13,12 @@ from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance, Sample
-from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.iou import overlap
-from r2sm_jax.evaluation.predictions import read_predictions, score_predictions
+from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.evaluation.scorer import query_truths
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.sources import load_json_split, open_source
+from r2sm_jax.synthetic.sources import load_json_split
 from r2sm_jax.tools.records import write_json
 
 HEIGHT, WIDTH = 24, 32
@@ -53,7 +53,7 @@ def make_dataset(folder: Path, ignore: bool = False) -> Dataset:
     two = Sample(2, "b.png", np.zeros((HEIGHT, WIDTH, 3), np.uint8), unknown, others)
     for sample in (one, two):
         Image.fromarray(sample.image).save(folder / sample.file_name)
-    write_json(folder / "data.json", to_records([one, two]))
+    write_json(folder / "data.json", to_records([one, two]), overwrite=True)
     return load_json_split(folder / "data.json", "all")
 
 
@@ -71,6 +71,15 @@ def queries_of(dataset: Dataset) -> dict[int, tuple[Sample, Query]]:
 
 
 SCORED = [1, 2, 3, 4, 6]  # the complete shape that query 5 asks for is not annotated
+MUG, BOOK, PART = block(2, 4, 18, 14), block(10, 2, 30, 20), block(2, 4, 10, 14)
+EMPTY = block(0, 0, 0, 0)
+
+
+def score_entries(folder: Path, entries: list[dict], dataset: Dataset | None = None):
+    """Scores a file of predictions. Returns results and figures."""
+    path = save(folder / "p.json", entries)
+    results = score_predictions(path, dataset or make_dataset(folder))
+    return results, split_figures(results.results)
 
 
 def test_perfect_masks_score_one_in_everything(tmp_path):
@@ -83,20 +92,21 @@ def test_perfect_masks_score_one_in_everything(tmp_path):
             if instance.id in query.instance_ids:
                 mask = instance.amodal if query.mask_type == "amodal" else instance.modal
                 entries.append(entry(query_id, mask, 0.9, mask_type=query.mask_type))
-    results = score_predictions(save(tmp_path / "p.json", entries), dataset)
-    assert [result.query_id for result in results.results] == SCORED
-    assert results.missing == [4]
-
-    figures = split_figures(results.results)
+    entries.append(entry(5, PART, mask_type="modal"))  # cannot be scored
+    results, figures = score_entries(tmp_path, entries, dataset)
+    assert [result.query.id for result in results.results] == SCORED
+    assert results.missing == [4] and results.num_not_annotated == 1
     for name in ("giou", "ciou", "occluded_iou", "occluded_ciou", "ap", "ap75", "ar"):
         assert figures["all"][name] == pytest.approx(1, abs=1e-6), name
     assert figures["mask_type"]["accuracy"] == 1 and figures["mask_type"]["ece"] is None
     assert figures["variants"]["muse"]["giou"] == 1
-    assert figures["all"]["interval"]["giou"] is not None
     assert figures["references"]["always_modal"]["giou"] is None  # there is one mask only
     # True masks of one type are wrong for queries of the other type about something hidden.
     for reference in ("true_modal_for_all", "true_amodal_for_all"):
         assert 0.5 < figures["references"][reference]["giou"] < 1
+    # The query without a target has no size.
+    sizes = figures["breakdowns"]["size"].values()
+    assert sum(group["queries"] for group in sizes) == len(SCORED) - 1
 
 
 @pytest.mark.parametrize("has_ignored", [False, True])
@@ -112,10 +122,10 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, has_ignored)
     answers[2] = rng.random((HEIGHT, WIDTH)) < 0.5
     entries.append(entry(2, answers[2], fused=True))
 
-    results = score_predictions(save(tmp_path / "p.json", entries), dataset)
+    results, _ = score_entries(tmp_path, entries, dataset)
     queries = queries_of(dataset)
     for result in results.results:
-        sample, query = queries[result.query_id]
+        sample, query = queries[result.query.id]
         counted = np.ones((HEIGHT, WIDTH), bool)
         for instance in sample.instances:
             if instance.ignore:
@@ -130,297 +140,210 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, has_ignored)
             assert result.occluded_overlap == overlap(answer & ~modal, amodal & ~modal)
 
 
-def test_an_answer_that_cannot_be_scored_is_left_out(tmp_path):
-    dataset = make_dataset(tmp_path)
-    entries = [entry(query_id, block(2, 4, 18, 14)) for query_id in SCORED]
-    without = score_predictions(save(tmp_path / "p.json", entries), dataset)
-    entries.append(entry(5, block(0, 0, 9, 9)))
-    results = score_predictions(save(tmp_path / "p.json", entries), dataset)
-    assert results.results == without.results
-    assert results.data_sha256 == without.data_sha256
-    assert [result.query_id for result in results.results] == SCORED and not results.missing
-
-
-def ignore_mug(folder: Path, region: np.ndarray | None = None) -> Dataset:
-    """The data with the mug ignored, or with an ignored region."""
+def change_mug(folder: Path, **changes) -> Dataset:
+    """The data with other fields of the mug's annotation, or with a second one that has them."""
     make_dataset(folder)
     records = json.loads((folder / "data.json").read_text())
     mug = records["annotations"][0]
-    if region is None:
-        mug["iscrowd"] = 1
+    if "id" in changes:
+        records["annotations"].append(mug | changes)
     else:
-        more = {"id": 99, "iscrowd": 1, "segmentation": masks.encode(region)}
-        records["annotations"].append({**mug, **more, "visible_mask": None})
+        mug |= changes
     (folder / "data.json").write_text(json.dumps(records))
     return load_json_split(folder / "data.json", "all")
 
 
-@pytest.mark.parametrize("region", [None, block(2, 4, 18, 14)])
-def test_a_query_about_what_is_ignored_is_not_scored(tmp_path, region):
+REGION = {"id": 99, "iscrowd": 1, "segmentation": masks.encode(MUG), "visible_mask": None}
+
+
+@pytest.mark.parametrize("changes", [{"iscrowd": 1}, REGION])
+def test_a_query_about_what_is_ignored_is_not_scored(tmp_path, changes):
     """An empty answer to it would be right."""
-    dataset = ignore_mug(tmp_path, region)
-    entries = [entry(1, block(0, 0, 0, 0)), entry(2, block(0, 0, 0, 0))]
-    results = score_predictions(save(tmp_path / "p.json", entries), dataset)
-    assert {1, 2}.isdisjoint(result.query_id for result in results.results)
+    dataset = change_mug(tmp_path, **changes)
+    results, _ = score_entries(tmp_path, [entry(1, EMPTY), entry(2, EMPTY)], dataset)
+    assert {1, 2}.isdisjoint(result.query.id for result in results.results)
     assert results.num_ignored == 2 and results.num_not_annotated == 1
 
 
-def test_a_fused_mask_is_the_one_detection_of_a_system_without_instances(tmp_path):
-    dataset = make_dataset(tmp_path)
-    mask = block(2, 4, 10, 14)
-    entries = [entry(query_id, mask, fused=True) for query_id in SCORED]
-
-    def num_detections():
-        results = score_predictions(save(tmp_path / "p.json", entries), dataset).results
-        return [len(result.detections.scores) for result in results]
-
-    assert num_detections() == [1, 1, 1, 1, 1]
-    entries.append(entry(1, mask, 0.5))
-    assert num_detections() == [1, 0, 0, 0, 0]
+def test_what_is_wholly_hidden_is_nothing_to_detect(tmp_path):
+    """An empty answer to a modal query about it is right by every figure."""
+    dataset = change_mug(tmp_path, visible_mask=masks.encode(EMPTY))
+    right = [entry(3, BOOK), entry(6, BOOK), entry(4, EMPTY), entry(2, MUG), entry(1, EMPTY)]
+    _, figures = score_entries(tmp_path, right, dataset)
+    for name in ("giou", "ap"):
+        assert figures["modal"][name] == pytest.approx(1, abs=1e-5)
+    assert figures["cgf1"]["cgf1"] == 1
 
 
-def test_a_folder_of_pngs_scores_as_a_file_does(tmp_path):
-    dataset = make_dataset(tmp_path)
-    (tmp_path / "masks").mkdir()
-    entries = []
-    for query_id in SCORED:
-        mask = np.random.default_rng(query_id).random((HEIGHT, WIDTH)) < 0.5
-        Image.fromarray(mask.astype(np.uint8)).save(tmp_path / "masks" / f"{query_id}.png")
-        entries.append(entry(query_id, mask))
-    of_folder = score_predictions(tmp_path / "masks", dataset)
-    of_file = score_predictions(save(tmp_path / "p.json", entries), dataset)
-    assert split_figures(of_folder.results) == split_figures(of_file.results)
+def test_a_fused_mask_is_the_one_detection_of_a_query_without_instances(tmp_path):
+    entries = [entry(query_id, PART, 0.1 * query_id, fused=True) for query_id in SCORED]
+    entries += [entry(1, PART, 0.5), entry(1, MUG, 0.7)]
+    results, _ = score_entries(tmp_path, entries)
+    scores = [result.detections.scores.tolist() for result in results.results]
+    assert scores == [[0.7, 0.5], [0.2], [pytest.approx(0.3)], [0.4], [pytest.approx(0.6)]]
+    assert results.results[0].predicted_iou == 0.1
 
 
 def test_an_empty_mask_is_no_detection(tmp_path):
     """Neither beside the mask of another instance nor where the query has no target."""
-    dataset = make_dataset(tmp_path)
-    entries = [entry(query_id, block(2, 4, 10, 14)) for query_id in (1, 2, 3, 6)]
-    empty = [entry(query_id, block(0, 0, 0, 0)) for query_id in SCORED]
-    without = score_predictions(save(tmp_path / "p.json", entries), dataset)
-    results = score_predictions(save(tmp_path / "p.json", entries + empty), dataset)
-    figures = split_figures(results.results)
-    expected = split_figures(without.results)
+    entries = [entry(query_id, PART) for query_id in (1, 2, 3, 6)]
+    _, expected = score_entries(tmp_path, entries)
+    _, figures = score_entries(tmp_path, entries + [entry(query_id, EMPTY) for query_id in SCORED])
     assert figures["all"]["ap"] == expected["all"]["ap"] > 0
     assert figures["variants"] == expected["variants"]
 
 
-def test_the_hash_of_the_data_does_not_depend_on_their_order(tmp_path):
-    dataset = make_dataset(tmp_path)
-    path = save(tmp_path / "p.json", [entry(1, block(2, 4, 10, 14))])
-
-    def hash_of(*order):
-        return score_predictions(path, dataset.subset(order)).data_sha256
-
-    assert hash_of(0, 1) == hash_of(1, 0) != hash_of(0)
-
-
-def test_queries_without_a_target_have_no_size(tmp_path):
-    entries = [entry(1, block(0, 0, 0, 0))]
-    results = score_predictions(save(tmp_path / "p.json", entries), make_dataset(tmp_path))
-    sizes = split_figures(results.results)["breakdowns"]["size"]
-    assert sum(figures["queries"] for figures in sizes.values()) == len(SCORED) - 1
+def test_ap_by_occlusion_needs_the_rates_of_all_instances(tmp_path):
+    both = [entry(3, MUG & ~BOOK, occlude_rate=0.5), entry(3, BOOK, occlude_rate=0)]
+    _, figures = score_entries(tmp_path, [entry(2, MUG, occlude_rate=0.5), *both])
+    assert figures["amodal"]["ap_occluded_40"] == pytest.approx(1)
+    assert figures["modal"]["ap_occluded_15"] == pytest.approx(0.5, abs=0.01)  # query 1 is missing
+    _, figures = score_entries(tmp_path, [entry(2, MUG), *both])
+    assert figures["all"]["ap_occluded_15"] is None
 
 
-def test_scenes_have_query_ids_of_their_own(tmp_path):
-    source = open_source("scenes", "val", count=6, size=48)
-    truths = list(query_truths(source))
-    assert len({truth.query.id for truth in truths}) == len(truths)
-    entries = []
-    for truth in truths:
-        rle = truth.amodal if truth.query.mask_type == "amodal" else truth.modal
-        entries.append(entry(truth.query.id, masks.decode(rle)))
-    results = score_predictions(save(tmp_path / "p.json", entries), source)
-    assert split_figures(results.results)["all"]["giou"] == pytest.approx(1, abs=1e-4)
-    assert not results.missing
-
-
-@pytest.mark.parametrize(
-    ("mode", "colour"),
-    [
-        ("RGB", (1, 0, 0)),
-        ("RGBA", (255, 255, 255, 255)),
-        ("P", (255, 255, 255)),
-        ("P", (0, 255, 0)),
-    ],
-)
-def test_a_png_mask_may_have_colours_and_transparency(tmp_path, mode, colour):
+def test_a_folder_of_pngs_scores_as_a_file_does(tmp_path):
     (tmp_path / "masks").mkdir()
-    background = (255, 255, 255, 0) if mode == "RGBA" else (0, 0, 0)
-    image = Image.new("RGB" if mode == "P" else mode, (WIDTH, HEIGHT), background)
-    image.paste(colour, (2, 4, 10, 14))
-    if mode == "P":
-        image = image.quantize(2)  # the palette begins with the colour
-    image.save(tmp_path / "masks" / "1.PNG")  # as cameras and Windows write it
-    predicted = read_predictions(tmp_path / "masks", {1: (HEIGHT, WIDTH)})
-    assert (masks.decode(predicted[1].instances[0].mask) == block(2, 4, 10, 14)).all()
+    entries = []
+    for query_id in SCORED:
+        mask = np.random.default_rng(query_id).random((HEIGHT, WIDTH)) < 0.5
+        Image.fromarray(mask.astype(np.uint8)).save(tmp_path / "masks" / f"{query_id}.PNG")
+        entries.append(entry(query_id, mask))
+    _, of_file = score_entries(tmp_path, entries)
+    of_folder = score_predictions(tmp_path / "masks", make_dataset(tmp_path))
+    assert split_figures(of_folder.results) == of_file
 
 
-# What is refused
-
-
-BOX = block(0, 0, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("entries", "word"),
-    [
-        ({}, "list of predictions"),
-        ([3], "entry 0"),
-        ([], "no predictions"),
-        ([{"image_id": 1, "segmentation": None}], "image_id in place of query_id"),
-        ([{"query_id": "1"}], "query_id '1'"),
-        ([entry(99, BOX)], "query 99"),
-        ([entry(1, np.ones((3, 4), bool))], "3 x 4"),
-        ([entry(1, BOX), {"query_id": 1, "segmentation": "x"}], "entry 1"),
-        ([entry(1, BOX, score="high")], "score 'high'"),
-        ([entry(1, BOX, score=10**400)], "score 1"),
-        ([entry(1, BOX, score=float("nan"))], "score nan"),
-        ([entry(1, BOX, fused=True), entry(1, BOX, fused=True)], "fused mask already"),
-        ([entry(1, BOX, mask_type="whole")], "mask_type 'whole'"),
-        ([entry(1, BOX, mask_type=t) for t in ("modal", "amodal")], "modal and amodal"),
-        ([entry(1, BOX, mask_type="modal"), entry(2, BOX)], "query 2"),
-        ([entry(1, BOX, amodal_probability=2)], "amodal_probability 2"),
-    ],
-)
-def test_bad_entries_are_refused(tmp_path, entries, word):
+def test_the_hash_of_the_data_is_of_their_content(tmp_path):
+    """Neither the order of images nor the spelling of an RLE changes it."""
+    path = save(tmp_path / "p.json", [entry(1, PART)])
     dataset = make_dataset(tmp_path)
-    with pytest.raises(InputError, match=r"p\.json") as refused:
-        score_predictions(save(tmp_path / "p.json", entries), dataset)
-    assert word in str(refused.value)
+    rle = masks.encode(MUG)
+    # Runs of no pixels, which pycocotools writes where masks were united.
+    counts = [0, 0, *runs_of(MUG), 0, 0]
+    respelt = change_mug(tmp_path, segmentation={"size": rle["size"], "counts": counts})
+    moved = change_mug(tmp_path, segmentation=masks.encode(np.roll(MUG, 1, 0) | MUG))
+
+    def hash_of(source):
+        return score_predictions(path, source).data_sha256
+
+    assert hash_of(dataset) == hash_of(dataset.subset([1, 0])) == hash_of(respelt)
+    assert len({hash_of(dataset), hash_of(dataset.subset([0])), hash_of(moved)}) == 3
 
 
-def test_bad_folders_are_refused(tmp_path):
-    sizes = {1: (HEIGHT, WIDTH), 2: (HEIGHT, WIDTH)}
-    folder = tmp_path / "masks"
-
-    def refused(match, form="auto"):
-        with pytest.raises(InputError, match=match):
-            read_predictions(folder, sizes, form)
-
-    refused("no predictions here")
-    folder.mkdir()
-    refused(r"no \.png file")
-    refused("--format", "coco")
-    refused("--format 'voc' is unknown", "voc")
-    Image.fromarray(np.zeros((5, 6), np.uint8)).save(folder / "1.png")
-    refused(r"1\.png: .*the mask is 5 x 6.*24 x 32")
-    (folder / "1.png").write_bytes(b"no png")
-    refused(r"1\.png: no mask can be read")
-    Image.new("L", (WIDTH, HEIGHT)).save(folder / "1.png")
-    (folder / "01.png").write_bytes((folder / "1.png").read_bytes())
-    refused("query 1 is answered by another file")
-    (folder / "01.png").rename(folder / "first.png")
-    refused(r"first\.png: its name is not a query id")
+def runs_of(mask: np.ndarray) -> list[int]:
+    """The run lengths of a mask, the first of background."""
+    pixels = mask.ravel(order="F")
+    ends = np.flatnonzero(np.diff(pixels, append=~pixels[-1])) + 1
+    return np.diff(ends, prepend=0).tolist()
 
 
 # The command
 
 
-def test_the_command_writes_a_report_and_lists_what_is_missing(tmp_path, command):
-    make_dataset(tmp_path)
-    path = save(tmp_path / "p.json", [entry(1, block(2, 4, 10, 14), amodal_probability=0.2)])
-    data = f"json:{tmp_path / 'data.json'}"
-    end = command(main, "--predictions", path, "--data", data, "--out", tmp_path / "out")
-    assert end.code == 0, end.err
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["meta"]["missing"] == [2, 3, 4, 6] and set(report["splits"]) == {"all"}
-    assert report["splits"]["all"]["all"]["queries"] == 5
-    assert report["splits"]["all"]["mask_type"]["ece"] is not None
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert "4 queries have no prediction" in text and "`p.json`" in text
-
-
-def test_images_are_not_needed(tmp_path, command):
+def test_predictions_are_scored_without_images_jax_and_synthetic_data(tmp_path, command):
     """The figures are those with images; the page has no pictures and says so."""
     make_dataset(tmp_path)
-    path = save(tmp_path / "p.json", [entry(n, block(2, 4, 10, 14)) for n in SCORED])
-    data = f"json:{tmp_path / 'data.json'}"
+    path = save(tmp_path / "p.json", [entry(1, PART, amodal_probability=0.2)])
+    flags = ["--predictions", path, "--data", f"json:{tmp_path / 'data.json'}", "--out"]
+    assert command(main, *flags, tmp_path / "with").code == 0
+    for image in tmp_path.glob("*.png"):
+        image.unlink()
+    code = """
+import sys
+from r2sm_jax.evaluate import main
+main()
+print("loaded", *(name for name in sys.modules if name in ("jax", "flax") or "synthetic" in name))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *map(str, flags), str(tmp_path / "without")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = ran.stdout.splitlines()[-1].split()[1:]
+    assert "jax" not in loaded and "flax" not in loaded
+
     reports = []
-    pages = []
-    for out in (tmp_path / "with", tmp_path / "without"):
-        end = command(main, "--predictions", path, "--data", data, "--out", out)
-        assert end.code == 0, end.err
-        reports.append(json.loads((out / "report.json").read_text()))
-        pages.append((out / "report.html").read_text())
-        for image in tmp_path.glob("*.png"):
-            image.unlink()
+    for name in ("with", "without"):
+        reports.append(json.loads((tmp_path / name / "report.json").read_text()))
     assert reports[0] == reports[1]
-    assert ["<img" in page for page in pages] == [True, False]
-    assert ["there are no images" in page for page in pages] == [False, True]
+    assert reports[0]["meta"]["missing"] == [2, 3, 4, 6]
+    assert reports[0]["splits"]["all"]["mask_type"]["ece"] is not None
+    text = (tmp_path / "with" / "report.md").read_text()
+    assert "4 queries have no prediction" in text and "`p.json`" in text
+    assert "<img" in (tmp_path / "with" / "report.html").read_text()
+    page = (tmp_path / "without" / "report.html").read_text()
+    assert "<img" not in page and "there are no images" in page
+
+
+BOX = block(0, 0, 1, 1)
+REFUSED_ENTRIES = [
+    ({}, "array"),
+    ([], "no predictions"),
+    ([{"image_id": 1, "segmentation": None}], "query_id"),
+    ([{"query_id": "1", "segmentation": None}], "$[0].query_id"),
+    ([entry(99, BOX)], "entry 0: the data have no query 99"),
+    ([entry(1, BOX), entry(1, np.ones((3, 4), bool))], "entry 1: the RLE's size 3 x 4"),
+    ([entry(1, BOX), entry(2, BOX) | {"score": None}], "1 of 2 entries have no score"),
+    ([entry(1, BOX, score=float("nan"))], "p.json"),
+    ([entry(1, BOX, fused=True), entry(1, BOX, fused=True)], "query 1 has two fused masks"),
+    ([entry(1, BOX, fused=1)], "$[0].fused"),
+    ([entry(1, BOX, mask_type="whole")], "$[0].mask_type"),
+    ([entry(1, BOX, mask_type=t) for t in ("modal", "amodal")], "query 1 is called modal"),
+    ([entry(1, BOX, mask_type="modal"), entry(2, BOX)], "query 2"),
+    ([entry(1, BOX, amodal_probability=p) for p in (0.1, 0.9)], "several amodal_probability"),
+    ([entry(1, BOX, amodal_probability=True)], "$[0].amodal_probability"),
+    ([entry(1, BOX, occlude_rate=15)], "$[0].occlude_rate"),
+]
+
+
+@pytest.mark.parametrize(("entries", "words"), REFUSED_ENTRIES)
+def test_bad_entries_are_refused(tmp_path, refused, entries, words):
+    make_dataset(tmp_path)
+    path = save(tmp_path / "p.json", entries)
+    message = refused(main, "--predictions", path, "--data", f"json:{tmp_path / 'data.json'}")
+    assert "p.json" in message and words in message
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("name", "content", "words"),
+    [
+        ("1.png", b"no png", "1.png"),
+        ("1.png", np.zeros((5, 6), np.uint8), "5 x 6 is not its image's 24 x 32"),
+        ("first.png", np.zeros((HEIGHT, WIDTH), np.uint8), "no such query"),
+        ("02.png", np.zeros((HEIGHT, WIDTH), np.uint8), "answered by another file"),
+    ],
+)
+def test_bad_folders_are_refused(tmp_path, refused, name, content, words):
+    make_dataset(tmp_path)
+    folder = tmp_path / "masks"
+    folder.mkdir()
+    Image.new("L", (WIDTH, HEIGHT)).save(folder / "2.png")
+    if isinstance(content, bytes):
+        (folder / name).write_bytes(content)
+    else:
+        Image.fromarray(content).save(folder / name)
+    data = f"json:{tmp_path / 'data.json'}"
+    assert words in refused(main, "--predictions", folder, "--data", data)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
     [
         ([], "--predictions FILE"),
         (["--predictions", "p.json"], "--data json:FILE"),
         (["runs/x", "--predictions", "p.json", "--data", "scenes"], "one of them"),
-        (["--predictions", "p.json", "--data", "scenes", "--split", "val,dev"], "one split"),
+        (["--predictions", "nowhere.json", "--data", "json:data"], "nowhere.json"),
+        (["--predictions", "p.json", "--data", "json:data", "--format", "voc"], "'voc'"),
+        (["--predictions", "p.json", "--data", "json:data", "--out", "data"], "--out"),
+        (["--predictions", "p.json", "--data", "json:data", "--split", "a,b"], "one split"),
     ],
 )
-def test_wrong_flags_are_refused(refused, arguments, word):
-    assert word in refused(main, *arguments)
-
-
-def test_several_splits_and_a_report_beside_the_data_are_refused(tmp_path, refused):
+def test_wrong_flags_are_refused(tmp_path, refused, monkeypatch, flags, words):
     make_dataset(tmp_path)
-    path = save(tmp_path / "p.json", [entry(1, block(2, 4, 10, 14))])
+    save(tmp_path / "p.json", [entry(1, PART)])
     (tmp_path / "data").mkdir()
-    for split in ("train", "test_a", "test_b"):
-        shutil.copy(tmp_path / "data.json", tmp_path / "data" / f"{split}.json")
-    flags = ("--predictions", path, "--data", f"json:{tmp_path / 'data'}")
-    assert "test_a, test_b" in refused(main, *flags)
-    (tmp_path / "data" / "test_b.json").unlink()
-    assert "--out" in refused(main, *flags, "--out", tmp_path / "data")
-
-
-def test_ap_by_occlusion_needs_the_rates_of_all_instances(tmp_path):
-    dataset = make_dataset(tmp_path)
-    mug, book = block(2, 4, 18, 14), block(10, 2, 30, 20)
-    both = [entry(3, mug & ~book, occlude_rate=0.5), entry(3, book, occlude_rate=0)]
-    figures = score_figures(tmp_path, dataset, [entry(2, mug, occlude_rate=0.5), *both])
-    assert figures["amodal"]["ap_occluded_40"] == pytest.approx(1)
-    assert figures["modal"]["ap_occluded_15"] == pytest.approx(0.5, abs=0.01)  # query 1 is missing
-
-    figures = score_figures(tmp_path, dataset, [entry(2, mug), *both])
-    assert figures["all"]["ap_occluded_15"] is None
-    with pytest.raises(InputError, match="entry 0: occlude_rate 15"):
-        score_figures(tmp_path, dataset, [entry(2, mug, occlude_rate=15)])
-
-
-def score_figures(folder: Path, dataset: Dataset, entries: list[dict]) -> dict:
-    path = save(folder / "p.json", entries)
-    return split_figures(score_predictions(path, dataset).results)
-
-
-def test_what_the_author_of_predictions_may_not_have_meant(tmp_path):
-    dataset = make_dataset(tmp_path)
-    right = [entry(query_id, block(2, 4, 10, 14), 0.5) for query_id in SCORED]
-
-    def oddities(entries):
-        return score_predictions(save(tmp_path / "p.json", entries), dataset).oddities
-
-    assert oddities(right) == oddities([*right, entry(1, block(2, 4, 10, 14), 0.4)]) == []
-    (doubled,) = oddities(right * 2)
-    assert "5 of 10 entries repeat another one" in doubled and "p.json" in doubled
-    (inverted,) = oddities([entry(query_id, ~block(2, 4, 10, 14)) for query_id in SCORED])
-    assert "5 of 5 masks cover all corners" in inverted
-    (empty,) = oddities([entry(query_id, block(0, 0, 0, 0)) for query_id in SCORED])
-    assert "all masks are empty" in empty
-    del right[1]["score"]
-    with pytest.raises(InputError, match="1 of 5 entries have no score"):
-        oddities(right)
-
-
-def test_the_flag_of_fused_masks_in_any_spelling(tmp_path):
-    dataset = make_dataset(tmp_path)
-    mask = block(2, 4, 10, 14)
-    sizes = {1: (HEIGHT, WIDTH)}
-    for flag, num_instances in (("false", 1), (0, 1), ("true", 1), (True, 1)):
-        path = save(tmp_path / "p.json", [entry(1, mask, fused=flag)])
-        predicted = read_predictions(path, sizes)[1]
-        assert (predicted.fused is None) == (flag in ("false", 0))
-        assert len(predicted.instances) == num_instances
-    with pytest.raises(InputError, match="fused 'maybe' is neither"):
-        score_predictions(save(tmp_path / "p.json", [entry(1, mask, fused="maybe")]), dataset)
+    shutil.copy(tmp_path / "data.json", tmp_path / "data" / "val.json")
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(main, *flags)

@@ -175,19 +175,19 @@ def test_examples_are_of_different_images_and_none_is_shown_twice(results):
     examples = select_examples(results.results, count=3)
     ious = {title: [iou(result) for result in group] for title, group in examples.items()}
     assert min(ious["Best"]) > max(ious["Median"]) > min(ious["Median"]) > max(ious["Worst"])
-    assert all(len({result.image_id for result in group}) == 3 for group in examples.values())
-    assert len({result.query_id for group in examples.values() for result in group}) == 9
+    assert all(len({result.truth.image_id for result in group}) == 3 for group in examples.values())
+    assert len({result.query.id for group in examples.values() for result in group}) == 9
     in_order = sorted(iou(result) for result in results.results)
     assert ious["Best"][0] == in_order[-1] and ious["Worst"][0] == in_order[0]
 
     more_than_there_are = select_examples(results.results, count=100)
     assert sum(len(group) for group in more_than_there_are.values()) <= len(results.results)
     assert len(more_than_there_are["Worst"]) == IMAGES
-    assert [r.image_id for r in sample_queries(results.results, 3)] == [1, 2, 3]
+    assert [r.truth.image_id for r in sample_queries(results.results, 3)] == [1, 2, 3]
 
 
 def test_an_image_that_is_lost_is_left_blank(dataset, results):
-    (row, _) = example_rows(dataset, [r for r in results.results if r.image_id == 6])
+    (row, _) = example_rows(dataset, [r for r in results.results if r.truth.image_id == 6])
     assert (row[0].image == row[0].image[0, 0]).all()
     assert row[1].visible.sum() == 80
 

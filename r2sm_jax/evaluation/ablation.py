@@ -22,11 +22,11 @@ from scipy.special import expit
 from r2sm_jax.config import OptimizerConfig
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import atomic_write
+from r2sm_jax.evaluation.calibration import fit_temperature
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.query import Sentence, keyword_mask_type
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import open_source
-from r2sm_jax.training.calibration import fit_temperature
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.text_only import pad_sentences, train_head
 

@@ -71,7 +71,7 @@ def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> N
         writer.writerow(COLUMNS)
         for split, results_of_split in results.items():
             for result in results_of_split:
-                row = [split, result.query_id, result.image_id, result.mask_type]
+                row = [split, result.query.id, result.truth.image_id, result.mask_type]
                 row += [result.predicted_type, result.amodal_probability]
                 row += [result.overlap.predicted, result.overlap.truth]
                 for overlap in (result.overlap, result.occluded_overlap, result.boundary):

@@ -1,36 +1,37 @@
 """Evaluates a segmenter: its masks on every split, and its decisions about sentences without
 images."""
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from rich.console import Console
-from rich.markdown import Markdown
 from scipy.special import expit
 
 from r2sm_jax.config import LEARNED_HEADS, Config
-from r2sm_jax.data.dataset import Sample, Source
+from r2sm_jax.data.dataset import Sample, Source, truth_of_sample
 from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
 from r2sm_jax.evaluation.prompts import choose_images, prompt_figures
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
-from r2sm_jax.evaluation.scorer import evaluate_source
-from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, score, truths_of_image
+from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.predictor import BATCH_ROWS, FramedImage, Predictor
+from r2sm_jax.inference.reading import NUM_THREADS, read_ahead
+from r2sm_jax.models.r2sm import R2SMOutput
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import REFERENCES, Sentence
-from r2sm_jax.synthetic.queries.sentences import intent_sentences
-from r2sm_jax.synthetic.sources import SourceSpec
+
+T = TypeVar("T")
 
 
 def evaluate(
     predictor: Predictor,
     sources: Mapping[str, Source],
+    sentences: Mapping[str, Sequence[Sentence]],
     *,
-    spec: str,
-    step: int,
     trained: Config,
-    selected: bool = True,
+    **meta: Any,
 ) -> tuple[dict[str, Any], Evaluated]:
     """Evaluates a segmenter on every split. Returns the report, and the results that it was made
     from.
@@ -38,43 +39,34 @@ def evaluate(
     Args:
         predictor: the segmenter.
         sources: the splits.
-        spec: SPEC of the data.
-        step: the step of the checkpoint.
+        sentences: lists of sentences without images, by name.
         trained: how it was trained.
-        selected: whether the checkpoint was selected by its figures.
+        meta: what the report says besides: `source`, `step`, `selected_on`, `trained_on`.
     """
     evaluated = {}
     for name, source in sources.items():
         evaluated[name] = (source, evaluate_source(predictor, source, name=name))
-    sentences = {}
-    if spec == "scenes":
-        sentences["val_r2sm"] = evaluate_sentences(predictor, intent_sentences("val_r2sm"))
     loop = trained.train
-    is_same_data = SourceSpec.parse(spec).is_same_data(SourceSpec.parse(trained.data.source))
     report = make_report(
         evaluated,
-        sentences,
-        source=spec,
-        step=step,
+        {name: evaluate_sentences(predictor, rows) for name, rows in sentences.items()},
         threshold=predictor.mask_threshold,
         head=predictor.config.head,
         weights_sha256=predictor.weights_sha256,
         language_model_sha256=predictor.text_encoder.sha256,
-        selected_on=loop.select_on if selected else None,
-        trained_on=spec if is_same_data else trained.data.source,
         matmul_precision=loop.matmul_precision,
         accumulate=loop.accumulate,
         devices=loop.devices,
+        **meta,
     )
-    if predictor.completer is not None:
-        methods = REFERENCE_METHODS | methods_of(predictor.completer)
-        for name, source in sources.items():
-            samples = read_all(source, f"completing objects of {name}, images")
-            report["splits"][name]["completion"] = score_completion(methods, samples)
-    if predictor.has_prompts:
-        for name, source in sources.items():
-            figures = prompt_figures(predictor, choose_images(source))
-            report["splits"][name]["prompts"] = figures
+    for name, source in sources.items():
+        split = report["splits"][name]
+        if predictor.completer is not None:
+            methods = REFERENCE_METHODS | methods_of(predictor.completer)
+            samples = read_all(source, f"completing objects of {name}")
+            split["completion"] = score_completion(methods, samples)
+        if predictor.has_prompts:
+            split["prompts"] = prompt_figures(predictor, choose_images(source))
     return report, evaluated
 
 
@@ -102,7 +94,108 @@ def evaluate_sentences(predictor: Predictor, sentences: Sequence[Sentence]) -> d
     return sentence_figures(sentences, expit(logits), calibrated=True)
 
 
-def print_markdown(text: str) -> None:
-    """Prints Markdown. Tables are not cut where the output is no terminal."""
-    width = None if sys.stdout.isatty() else 150
-    Console(width=width).print(Markdown(text))
+def evaluate_source(predictor: Predictor, source: Source, *, name: str = "a split") -> EvalResults:
+    """Predicts and scores every query of a source whose requested mask is annotated.
+
+    The decision of the model selects the mask. Masks are compared at the images' own resolution.
+
+    Args:
+        predictor: the segmenter.
+        source: the images and their queries.
+        name: of the split, for the progress that is shown.
+    """
+    results = EvalResults()
+    answers = answer_all(predictor, source, score, name, with_candidates=True)
+    for scored, left_out in answers:
+        results.results += scored
+        for truth in left_out:
+            results.count_left_out(truth)
+    return results
+
+
+def answer_all(
+    predictor: Predictor,
+    source: Source,
+    use: Callable[[Prediction, QueryTruth], T],
+    name: str,
+    **options: bool,
+) -> Iterator[tuple[list[T], list[QueryTruth]]]:
+    """Yields for each image what `use` makes of the predictions and truths of its queries, and the
+    truths of those that are not scored.
+
+    Args:
+        predictor: the segmenter.
+        source: the images and their queries.
+        use: is called in threads, for one query after the other.
+        name: of the split, for the progress that is shown.
+        options: of `Predictor.to_predictions`.
+    """
+    images = [index for index in range(len(source)) if source.queries_at(index)]
+    # All sentences at once: the language model is fastest in large batches.
+    sentences = [query.text for index in images for query in source.queries_at(index)]
+    predictor.text_encoder.encode(sentences)
+
+    parts = [images[start : start + BATCH_ROWS] for start in range(0, len(images), BATCH_ROWS)]
+    with (
+        show_progress(f"evaluating images of {name}", len(images)) as advance,
+        ThreadPoolExecutor(NUM_THREADS) as pool,
+    ):
+        # While the model computes one part, threads read the next one and score the last one.
+        scoring: list[Future[tuple[list[T], list[QueryTruth]]]] = []
+        for reading in read_ahead(pool, partial(_read_image, predictor, source), parts):
+            images = [future.result() for future in reading]
+            queries = [[truth.query.text for truth in image.truths] for image in images]
+            outputs = predictor.predict_logits([image.frame for image in images], queries)
+
+            finished = scoring
+            scoring = []
+            for image, of_image in zip(images, outputs, strict=True):
+                scoring.append(pool.submit(_use, predictor, image, of_image, use, options))
+            # Only now, so that no thread waits for the next ones.
+            yield from (future.result() for future in finished)
+            advance(len(images))
+        yield from (future.result() for future in scoring)
+
+
+class _Image(NamedTuple):
+    """What evaluation needs of an image before the model has seen it."""
+
+    frame: FramedImage
+    truths: list[QueryTruth]
+    """Those of the queries that are scored."""
+    left_out: list[QueryTruth]
+
+
+def _read_image(predictor: Predictor, source: Source, index: int) -> _Image:
+    """Reads image `index` of a source with its truth."""
+    sample = source[index]
+    truths = truths_of_image(truth_of_sample(sample), index)
+    return _Image(
+        frame=predictor.frame(sample.image),
+        truths=[truth for truth in truths if truth.is_scored],
+        left_out=[truth for truth in truths if not truth.is_scored],
+    )
+
+
+def _use(
+    predictor: Predictor,
+    image: _Image,
+    outputs: Sequence[R2SMOutput],
+    use: Callable[[Prediction, QueryTruth], T],
+    options: Mapping[str, bool],
+) -> tuple[list[T], list[QueryTruth]]:
+    """Hands the model's outputs for the queries about one image to `use`."""
+    # The oracle head is told the requested type.
+    is_oracle = predictor.config.head == "oracle"
+    used = []
+    # One query after the other, since the masks of a large image are large.
+    for truth, output in zip(image.truths, outputs, strict=True):
+        (prediction,) = predictor.to_predictions(
+            [truth.query.text],
+            [output],
+            image.frame.letterbox,
+            [truth.query.mask_type if is_oracle else "auto"],
+            **options,
+        )
+        used.append(use(prediction, truth))
+    return used, image.left_out

@@ -33,9 +33,9 @@ def select_examples(results: Sequence[QueryResult], count: int = 4) -> dict[str,
     examples: dict[str, list[QueryResult]] = {}
     used: set[int] = set()
     for title, order in orders.items():
-        unused = [results[i] for i in order if results[i].query_id not in used]
+        unused = [results[i] for i in order if results[i].query.id not in used]
         examples[title] = [of_image[0] for of_image in group_by_image(unused)[:count]]
-        used |= {result.query_id for result in examples[title]}
+        used |= {result.query.id for result in examples[title]}
     return {title: examples[title] for title in ("Best", "Median", "Worst")}
 
 
@@ -53,7 +53,7 @@ def group_by_image(results: Iterable[QueryResult]) -> list[list[QueryResult]]:
     """Groups results by image, in the order in which images first come."""
     groups: dict[int, list[QueryResult]] = {}
     for result in results:
-        groups.setdefault(result.image_id, []).append(result)
+        groups.setdefault(result.truth.image_id, []).append(result)
     return list(groups.values())
 
 
@@ -65,12 +65,12 @@ def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Pa
     """
     rows = []
     for result in results:
-        modal = masks.decode(result.true_masks.modal)
-        amodal = masks.decode(result.true_masks.amodal)
+        modal = masks.decode(result.truth.masks.modal)
+        amodal = masks.decode(result.truth.masks.amodal)
         predicted_modal = masks.decode(result.predicted_masks.modal)
         predicted_amodal = masks.decode(result.predicted_masks.amodal)
         try:
-            image = source[result.index].image
+            image = source[result.truth.index].image
         except InputError:
             image = np.full((*modal.shape, 3), GROUND, np.uint8)
         row = prediction_row(

@@ -60,13 +60,16 @@ def rank_detections(
 ) -> QueryDetections:
     """Ranks detections by score and computes their IoUs with instances and regions to ignore.
 
-    All masks are compressed RLEs. An empty mask detects nothing. Rates are None where they are not
-    known.
+    All masks are compressed RLEs. An empty mask detects nothing, and a true one is nothing to
+    detect. Rates are None where they are not known.
     """
     if occlude_rates is None:
         occlude_rates = [None] * len(detections)
     if true_occlude_rates is None:
         true_occlude_rates = [None] * len(truth)
+    shown = np.flatnonzero(masks.areas(list(truth))).tolist()
+    truth = [truth[i] for i in shown]
+    true_occlude_rates = [true_occlude_rates[i] for i in shown]
     all_scores = np.asarray(scores, float)
     has_pixels = np.array(masks.areas(list(detections)), float) > 0
     # A stable sort, as in COCOeval: equal scores keep their order.

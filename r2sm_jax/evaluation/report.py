@@ -111,14 +111,14 @@ def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[s
         "occluded_queries": len(occluded),
     }
 
-    images = np.array([result.image_id for result in results], np.int64)
+    images = np.array([result.truth.image_id for result in results], np.int64)
     # One row a query, NaN where it does not count, so that all figures resample the same images.
     occluded_rows = [result.occluded_overlap or [np.nan] * 4 for result in results]
     ratios = iou_ratios(overlaps, np.array(occluded_rows, float).reshape(-1, 4), boundary)
     figures["interval"] = {name: interval(images, ratio) for name, ratio in ratios.items()}
     if with_instances:
         # COCOeval breaks ties of scores by the order of queries.
-        in_order = sorted(results, key=lambda result: result.query_id)
+        in_order = sorted(results, key=lambda result: result.query.id)
         detections = [result.detections for result in in_order]
         figures |= instance_figures(detections)
         figures |= occlusion_figures(detections)
@@ -169,7 +169,9 @@ def reference_figures(results: Sequence[QueryResult]) -> dict[str, Scores]:
     overlaps = {
         "always_modal": [overlap_with_type(result, "modal") for result in results],
         "always_amodal": [overlap_with_type(result, "amodal") for result in results],
-        "keyword": [overlap_with_type(result, result.keyword_type) for result in results],
+        "keyword": [
+            overlap_with_type(result, keyword_mask_type(result.query.text)) for result in results
+        ],
         "oracle_type": [overlap_with_type(result, result.mask_type) for result in results],
         "true_modal_for_all": [overlap_of_truth(result, "modal") for result in results],
         "true_amodal_for_all": [overlap_of_truth(result, "amodal") for result in results],
@@ -234,8 +236,9 @@ def groups_of(result: QueryResult) -> dict[str, str | None]:
     """Returns the group of a query in each breakdown; None where it belongs to none."""
     kind = result.query.kind
     occlusion = None
-    if result.occlusion_rate is not None:
-        occlusion = _bin_of(result.occlusion_rate, MAX_OCCLUSION)
+    modal, amodal = result.answer
+    if amodal is not None and amodal.truth:
+        occlusion = _bin_of(1 - modal.truth / amodal.truth, MAX_OCCLUSION)
     area = result.overlap.truth
     return {
         "task": kind.get("task"),
@@ -273,10 +276,10 @@ def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     if calibrated:
         probability = np.array([result.amodal_probability for result in decided], float)
 
-    images = np.array([result.image_id for result in decided], np.int64)
+    images = np.array([result.truth.image_id for result in decided], np.int64)
     # As a ratio of sums, right decisions over decisions, so that images can be resampled.
     is_right = (predicted == is_amodal).astype(float)
-    keyword_right = [result.keyword_type == result.mask_type for result in decided]
+    keyword_right = [keyword_mask_type(result.query.text) == result.mask_type for result in decided]
     return {
         **mask_type_scores(probability, is_amodal, predicted, calibrated=calibrated),
         "keyword": float(np.mean(keyword_right)) if decided else None,
@@ -320,7 +323,7 @@ def pair_figures(results: Sequence[QueryResult]) -> Scores:
     for result in results:
         if result.predicted_type is None or not result.query.instance_ids:
             continue
-        target = (result.image_id, frozenset(result.query.instance_ids))
+        target = (result.truth.image_id, frozenset(result.query.instance_ids))
         by_type = decisions.setdefault(target, {mask_type: [] for mask_type in MASK_TYPES})
         by_type[result.mask_type].append(result.predicted_type)
 

@@ -4,9 +4,13 @@ Nothing is computed here. Figures are fractions of 1 and are written in percent.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.markdown import Markdown
 
 from r2sm_jax.evaluation.iou import PRECISION_THRESHOLDS
 from r2sm_jax.evaluation.published import TABLE_2, TABLE_3
@@ -441,6 +445,12 @@ def to_markdown(title: str, paragraphs: Sequence[str], tables: Sequence[Table]) 
     for table in tables:
         lines += [f"## {table.title}", "", *markdown_table(table.header, table.rows)]
     return "\n".join(lines)
+
+
+def print_markdown(text: str) -> None:
+    """Prints Markdown. Tables are not cut where the output is no terminal."""
+    width = None if sys.stdout.isatty() else 150
+    Console(width=width).print(Markdown(text))
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

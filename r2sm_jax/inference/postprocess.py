@@ -20,12 +20,13 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 from scipy.special import expit
 
+from r2sm_jax.config import UNSURE_BELOW
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
-from r2sm_jax.models.r2sm import UNSURE_BELOW, R2SMOutput
+from r2sm_jax.models.r2sm import R2SMOutput
 
 MIN_COVERED = 0.5
 """Share of a hidden part that the visible mask of another target covers if that hides it."""

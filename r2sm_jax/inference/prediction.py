@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from r2sm_jax.config import UNSURE_BELOW
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.models.r2sm import UNSURE_BELOW
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")

@@ -139,7 +139,7 @@ class Predictor:
         Args:
             config: sizes and mask-type head of the model.
             text_encoder: the frozen language model.
-            calibration: fitted after training (training/calibration.py).
+            calibration: fitted after training (evaluation/calibration.py).
             matmul_precision: how dense layers multiply (models/matmul.py).
             completer: completes given masks; None: the model has none.
             outliner: draws the visible masks of boxes and clicks; None: the model has none.

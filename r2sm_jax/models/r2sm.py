@@ -10,7 +10,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
-from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig, check_head
+from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig, check_head
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
@@ -47,13 +47,9 @@ class ImageFeatures(NamedTuple):
     """Pixel features at a quarter of that stride: masks are dot products of kernels with them."""
 
 
-UNSURE_BELOW = 0.3
-"""The predicted IoU below which an answer is called unsure, where none is fitted."""
-
-
 class Calibration(NamedTuple):
-    """Numbers that are fitted to a trained model's answers (training/calibration.py). The defaults
-    change nothing.
+    """Numbers that are fitted to a trained model's answers (evaluation/calibration.py). The
+    defaults change nothing.
 
     They are an argument of the model rather than a part of its weights: a checkpoint or an export
     stores them as metadata, and refitting them neither copies weights nor compiles anything anew.

@@ -68,12 +68,13 @@ class Logs:
         if step == self._start + 1:
             # The first step compiles, which is not part of the speed.
             jax.block_until_ready(values)
-            self._restart_clock(step)
+            self.restart_clock(step)
         if is_printed:
             self._write(step)
         return None
 
-    def _restart_clock(self, step: int) -> None:
+    def restart_clock(self, step: int) -> None:
+        """Begins to measure the speed anew, after something that is not part of it."""
         self._clock = time.monotonic()
         self._clock_step = step
 
@@ -92,7 +93,7 @@ class Logs:
             recorded["train/seconds_per_step"] = seconds_per_step
             line += f"  {self._describe_speed(seconds_per_step, self._loop.steps - step)}"
         self._interval = []
-        self._restart_clock(step)
+        self.restart_clock(step)
         print(line, flush=True)
         self._record(step, recorded)
 
@@ -115,8 +116,6 @@ class Logs:
         line = "  ".join(f"{name} {value:.3f}" for name, value in defined.items())
         print(f"step {step}  dev: {line}", flush=True)
         self._record(step, {f"dev/{name}": value for name, value in defined.items()})
-        # An evaluation is not part of the speed.
-        self._restart_clock(step)
 
     def _record(self, step: int, values: dict[str, float]) -> None:
         """Appends to metrics.jsonl and to the event file."""
