@@ -310,7 +310,7 @@ def test_bad_entries_are_refused(tmp_path, refused, entries, words):
     ("name", "content", "words"),
     [
         ("1.png", b"no png", "1.png"),
-        ("1.png", np.zeros((5, 6), np.uint8), "5 x 6 is not its image's 24 x 32"),
+        ("1.png", np.zeros((5, 6), np.uint8), "its image is 24 x 32"),
         ("first.png", np.zeros((HEIGHT, WIDTH), np.uint8), "no such query"),
         ("02.png", np.zeros((HEIGHT, WIDTH), np.uint8), "answered by another file"),
     ],

@@ -2,9 +2,7 @@
 images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.special import expit
@@ -16,9 +14,7 @@ from r2sm_jax.evaluation.prompts import choose_images, prompt_figures
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
 from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, score, truths_of_image
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.predictor import BATCH_ROWS, FramedImage, Predictor
-from r2sm_jax.inference.reading import NUM_THREADS, read_ahead
-from r2sm_jax.models.r2sm import R2SMOutput
+from r2sm_jax.inference.predictor import Asked, Predictor
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import REFERENCES, Sentence
 
@@ -130,72 +126,31 @@ def answer_all(
         name: of the split, for the progress that is shown.
         options: of `Predictor.to_predictions`.
     """
-    images = [index for index in range(len(source)) if source.queries_at(index)]
+    indices = [index for index in range(len(source)) if source.queries_at(index)]
     # All sentences at once: the language model is fastest in large batches.
-    sentences = [query.text for index in images for query in source.queries_at(index)]
-    predictor.text_encoder.encode(sentences)
-
-    parts = [images[start : start + BATCH_ROWS] for start in range(0, len(images), BATCH_ROWS)]
-    with (
-        show_progress(f"evaluating images of {name}", len(images)) as advance,
-        ThreadPoolExecutor(NUM_THREADS) as pool,
-    ):
-        # While the model computes one part, threads read the next one and score the last one.
-        scoring: list[Future[tuple[list[T], list[QueryTruth]]]] = []
-        for reading in read_ahead(pool, partial(_read_image, predictor, source), parts):
-            images = [future.result() for future in reading]
-            queries = [[truth.query.text for truth in image.truths] for image in images]
-            outputs = predictor.predict_logits([image.frame for image in images], queries)
-
-            finished = scoring
-            scoring = []
-            for image, of_image in zip(images, outputs, strict=True):
-                scoring.append(pool.submit(_use, predictor, image, of_image, use, options))
-            # Only now, so that no thread waits for the next ones.
-            yield from (future.result() for future in finished)
-            advance(len(images))
-        yield from (future.result() for future in scoring)
-
-
-class _Image(NamedTuple):
-    """What evaluation needs of an image before the model has seen it."""
-
-    frame: FramedImage
-    truths: list[QueryTruth]
-    """Those of the queries that are scored."""
-    left_out: list[QueryTruth]
-
-
-def _read_image(predictor: Predictor, source: Source, index: int) -> _Image:
-    """Reads image `index` of a source with its truth."""
-    sample = source[index]
-    truths = truths_of_image(truth_of_sample(sample), index)
-    return _Image(
-        frame=predictor.frame(sample.image),
-        truths=[truth for truth in truths if truth.is_scored],
-        left_out=[truth for truth in truths if not truth.is_scored],
+    predictor.text_encoder.encode(
+        [query.text for index in indices for query in source.queries_at(index)]
     )
-
-
-def _use(
-    predictor: Predictor,
-    image: _Image,
-    outputs: Sequence[R2SMOutput],
-    use: Callable[[Prediction, QueryTruth], T],
-    options: Mapping[str, bool],
-) -> tuple[list[T], list[QueryTruth]]:
-    """Hands the model's outputs for the queries about one image to `use`."""
     # The oracle head is told the requested type.
     is_oracle = predictor.config.head == "oracle"
-    used = []
-    # One query after the other, since the masks of a large image are large.
-    for truth, output in zip(image.truths, outputs, strict=True):
-        (prediction,) = predictor.to_predictions(
-            [truth.query.text],
-            [output],
-            image.frame.letterbox,
-            [truth.query.mask_type if is_oracle else "auto"],
-            **options,
+
+    def read(index: int) -> Asked:
+        sample = source[index]
+        truths = truths_of_image(truth_of_sample(sample), index)
+        scored = [truth for truth in truths if truth.is_scored]
+        return Asked(
+            predictor.frame(sample.image),
+            [truth.query.text for truth in scored],
+            mask_types=[t.query.mask_type if is_oracle else "auto" for t in scored],
+            about=(scored, [truth for truth in truths if not truth.is_scored]),
         )
-        used.append(use(prediction, truth))
-    return used, image.left_out
+
+    def finish(asked: Asked, predictions: Iterator[Prediction]) -> tuple[list[T], list[QueryTruth]]:
+        scored, left_out = asked.about
+        return list(map(use, predictions, scored)), left_out
+
+    with show_progress(f"evaluating images of {name}", len(indices)) as advance:
+        for finished in predictor.stream(indices, read, finish, **options):
+            assert finished is not None  # no image is left out
+            yield finished
+            advance(1)

@@ -101,6 +101,8 @@ class Asked(NamedTuple):
     mask_type: str = "auto"
     about: Any = None
     """Whatever the caller wants to know of it later."""
+    mask_types: Sequence[str] | None = None
+    """One for each query, in place of `mask_type`."""
 
 
 class _Row(NamedTuple):
@@ -531,8 +533,9 @@ class Predictor:
         self, asked: Asked, outputs: Sequence[R2SMOutput], options: dict[str, Any]
     ) -> Iterator[Prediction]:
         """Makes the predictions about an image as they are asked for."""
-        for query, output in zip(asked.queries, outputs, strict=True):
-            arguments = [query], [output], asked.image.letterbox, [asked.mask_type]
+        mask_types = asked.mask_types or [asked.mask_type] * len(asked.queries)
+        for query, output, mask_type in zip(asked.queries, outputs, mask_types, strict=True):
+            arguments = [query], [output], asked.image.letterbox, [mask_type]
             yield from self.to_predictions(*arguments, **options)
 
     def predict_logits(
