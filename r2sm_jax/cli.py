@@ -142,8 +142,9 @@ def parse_subcommand(
     Args:
         app: its commands were wrapped by `deferred`.
 
-    Raises InputError for an unknown command or flag, or a bad value.
+    Raises InputError for an unknown command or flag, a bad value, or a flag that is given twice.
     """
+    _refuse_repeated(object, args)
     with _one_sentence():
         return app.cli(
             prog=prog,

