@@ -14,8 +14,6 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import load_completer, load_outliner
 from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.exporter import add_parts, export
-from r2sm_jax.inference.onnx_convert import check_installed
-from r2sm_jax.inference.onnx_export import check_onnx_folder, export_onnx
 from r2sm_jax.inference.publish import check_can_push, push
 from r2sm_jax.inference.run import load
 from r2sm_jax.inference.verification import verify
@@ -66,27 +64,6 @@ def check_keeps_form(args: ExportConfig) -> None:
             )
 
 
-def write_onnx(args: ExportConfig) -> None:
-    """Writes ONNX files in place of an export."""
-    flags = {
-        "--lm": args.lm != "embed",
-        "--compact": args.compact,
-        "--verify": args.verify,
-    }
-    for flag, is_given in flags.items():
-        if is_given:
-            raise InputError(f"{flag}: ONNX files have one form, and are verified; leave it out")
-    if args.push is not None:
-        raise InputError("--push: ONNX files are no export that the package loads; leave it out")
-    out = Path(args.out)
-    check_onnx_folder(out, args.overwrite)
-    check_installed()
-    completer = None if args.completer is None else load_completer(Path(args.completer))
-    run = load(args.run, checkpoint=args.checkpoint)
-    table = export_onnx(run, out, completer)
-    print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB\n\n{table}")
-
-
 def megabytes(folder: Path) -> float:
     """Size of all files of a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
@@ -95,9 +72,6 @@ def megabytes(folder: Path) -> float:
 def main() -> None:
     """Command line."""
     args = read_flags(ExportConfig)
-    if args.onnx:
-        write_onnx(args)
-        return
     if args.compact and args.verify:
         raise InputError(
             "--verify compares float32 weights with the StableHLO; leave it out with --compact"

@@ -134,7 +134,7 @@ class ExportConfig:
     StableHLO."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest. With --completer, --outliner or --onnx also an export, such
+    """Run folder, such as runs/latest. With --completer or --outliner also an export, such
     as photos-small."""
     out: str
     """Folder to write. Its name is the model's name on the card."""
@@ -151,9 +151,6 @@ class ExportConfig:
     outliner: str | None = None
     """Run folder of an outliner, which is put into the export, so that it reads boxes and
     clicks."""
-    onnx: bool = False
-    """Write ONNX files and a page that runs them in a browser, in place of the export
-    (docs/onnx.md)."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     push: str | None = None

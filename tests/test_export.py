@@ -135,13 +135,20 @@ def test_every_command_and_program_of_the_documentation_runs(
     assert "jax import export" in programs[2] and "r2sm_jax" not in programs[2]
     capsys.readouterr()
     printed = []
+    names = {}
     for program in programs:
-        exec(compile(program, str(DOCS), "exec"), {})
+        names = {}
+        exec(compile(program, str(DOCS), "exec"), names)
         printed.append(capsys.readouterr().out)
     assert (workplace / "overlay.jpg").exists()
     # The program without our code decides like the one with it.
     decisions = [line.split()[0] for line in printed[0].splitlines()]
     assert printed[2].split()[0] == decisions[1]
+    # Without padding among its tokens it finds the same mask, too.
+    sentence = "the whole red mug, hidden parts included"
+    predictor = r2sm_jax.load(exported)
+    ((expected,),) = predictor.predict_logits([predictor.frame("photo.jpg")], [[sentence]])
+    np.testing.assert_allclose(names["found"]["amodal"][0, 0], expected.amodal, atol=1e-3)
 
 
 def test_an_export_predicts_as_its_run(run, copy, workplace):

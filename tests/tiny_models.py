@@ -114,6 +114,8 @@ def write_tokenizer(folder: Path) -> int:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
+    # As the published file of MiniLM does.
+    tokenizer.enable_padding(length=128)
     tokenizer.save(str(folder / "tokenizer.json"))
     fast = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128}
     write_json(folder / "tokenizer_config.json", fast | special)

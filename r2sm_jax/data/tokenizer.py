@@ -37,6 +37,16 @@ def read_part(sentence: str) -> str:
     return sentence[start:].rstrip(". ") or sentence
 
 
+def write_tokenizer(source: Path, target: Path) -> None:
+    """Writes a copy of a tokenizer.json that does not pad.
+
+    Published ones may pad to 128 tokens, and other programs would take the padding for words.
+    """
+    values = json.loads(source.read_text("utf-8"))
+    values["padding"] = None
+    target.write_text(json.dumps(values, ensure_ascii=False), "utf-8")
+
+
 class QueryTokenizer:
     """Turns sentences into token ids, up to a limit.
 

@@ -20,6 +20,7 @@ from r2sm_jax.cli import to_json
 from r2sm_jax.config import Config
 from r2sm_jax.data.images import leads_outside
 from r2sm_jax.data.letterbox import PAD_COLOUR
+from r2sm_jax.data.tokenizer import write_tokenizer
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.crop_models import (
@@ -49,7 +50,7 @@ from r2sm_jax.inference.parts import join_tensors, published_backbone, split_ten
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.inference.run import Run
 from r2sm_jax.inference.small_weights import from_stored, to_stored
-from r2sm_jax.models.hub import INDEX, TOKENIZER_FILES, read_tensors, weight_files
+from r2sm_jax.models.hub import INDEX, TOKENIZER, TOKENIZER_FILES, read_tensors, weight_files
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 
 
@@ -204,6 +205,8 @@ def _copy_language_model(run: Run, folder: Path, embed: bool, compact: bool) -> 
         _copy(source, folder / LANGUAGE_MODEL, [*weights, CONFIG, INDEX, *TOKENIZER_FILES])
     if not compact:
         _copy(source, folder, TOKENIZER_FILES)
+        if (folder / TOKENIZER).exists():
+            write_tokenizer(source / TOKENIZER, folder / TOKENIZER)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -14,12 +14,14 @@ import numpy as np
 from jax import export
 from safetensors.numpy import load_file, save_file
 
+PARTS = ("completer.", "outliner.")
+
 
 def main(folder: str, inputs_path: str, outputs_path: str, *language_model: str) -> None:
     """Writes OUTPUTS."""
     weights = load_file(f"{folder}/model.safetensors")
     # The functions are those of the segmenter.
-    weights = {k: value for k, value in weights.items() if not k.startswith("completer.")}
+    weights = {k: value for k, value in weights.items() if not k.startswith(PARTS)}
     inputs = load_file(inputs_path)
     text_weights = {}
     for shard in language_model:

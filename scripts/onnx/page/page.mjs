@@ -39,8 +39,8 @@ async function loadModels() {
   const settings = await readJson("onnx.json");
   const tokenizer = new WordPiece(await readJson("tokenizer.json"), settings.max_tokens);
   const options = { executionProviders: ["wasm"] };
-  const decide = await ort.InferenceSession.create(settings.decide, options);
-  const complete = await ort.InferenceSession.create(settings.complete, options);
+  const decide = await ort.InferenceSession.create("decide.onnx", options);
+  const complete = await ort.InferenceSession.create("complete.onnx", options);
   return { ort, settings, tokenizer, decide, complete };
 }
 
