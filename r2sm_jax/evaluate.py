@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from r2sm_jax.cli import cli_main
 from r2sm_jax.flags import EvaluateConfig, check_flags, read_flags
@@ -20,16 +20,16 @@ if __name__ == "__main__":
 
 from r2sm_jax.config import DataConfig
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.evaluation.compare import compare
-from r2sm_jax.evaluation.labelled import decision_table, score_decisions
+from r2sm_jax.evaluation.compare import compare, read_sentences, score_decisions
 from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import Evaluated, make_report
 from r2sm_jax.evaluation.tables import (
     COMPARISON_TITLE,
+    DECISIONS,
     comparison_intro,
-    comparison_markdown,
     comparison_tables,
+    make_table,
     print_markdown,
     report_markdown,
     to_markdown,
@@ -160,11 +160,21 @@ def check_results(source: str, evaluated: Evaluated) -> None:
 
 def evaluate_decisions(args: EvaluateConfig) -> None:
     """Prints the scores of decisions about sentences, and writes them where --out says."""
+    from r2sm_jax.synthetic.queries.sentences import SentenceList, intent_sentences
+
     assert args.decisions is not None
-    figures = score_decisions(Path(args.decisions), args.sentences or "val_r2sm")
+    name = args.sentences or "val_r2sm"
+    if name in get_args(SentenceList):
+        sentences = intent_sentences(name)  # pyright: ignore[reportArgumentType]
+    else:
+        sentences = read_sentences(Path(name))
+        name = Path(name).name
+    figures = score_decisions(Path(args.decisions), sentences, name)
     if figures["ignored"]:
         print(f"{figures['ignored']} decisions about other sentences do not count")
-    print_markdown(to_markdown("Decisions about sentences", [], [decision_table(figures)]))
+    columns = [("sentences", "queries", str), *DECISIONS]
+    table = make_table("Mask type", [(name, figures)], columns)
+    print_markdown(to_markdown("Decisions about sentences", [], [table]))
     if args.out is None:
         return
     file = Path(args.out) / "decisions.json"
@@ -176,14 +186,14 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
 def compare_reports(args: EvaluateConfig) -> None:
     """Prints reports side by side, and writes the comparison where --out says."""
     compared = compare([Path(folder) for folder in args.compare])
-    text = comparison_markdown(compared)
+    parts = (COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
+    text = to_markdown(*parts)
     print_markdown(text)
     if args.out is None:
         return
     file = Path(args.out) / "compare.html"
-    page = render_page(COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
     with atomic_write(file) as part:
-        part.write_text(page, "utf-8")
+        part.write_text(render_page(*parts), "utf-8")
         file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n", "utf-8")
         file.with_suffix(".md").write_text(text, "utf-8")
     print(f"wrote {file}, compare.md and compare.json")

@@ -52,8 +52,7 @@ from r2sm_jax.data.validation import find_pictures_in_both
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.calibration import calibrate
 from r2sm_jax.evaluation.evaluator import evaluate, evaluate_source
-from r2sm_jax.evaluation.gallery import example_rows, sample_queries
-from r2sm_jax.evaluation.page import write_report
+from r2sm_jax.evaluation.page import example_rows, sample_queries, write_report
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.predictor import Predictor

@@ -23,7 +23,7 @@ from r2sm_jax.evaluation.completion import (
     score_completion,
     score_object,
 )
-from r2sm_jax.evaluation.tables import _completion_table
+from r2sm_jax.evaluation.tables import COMPLETION, by_group, make_table
 from r2sm_jax.inference.crop_models import (
     MaskCompleter,
     load_completer,
@@ -290,7 +290,8 @@ def test_the_report_has_the_completer_beside_the_rules_that_learn_nothing(comple
         "with neighbours",
         "alone",
     ]
-    table = _completion_table({"val": {"completion": figures}, "scenes": {}})
+    splits = {"val": {"completion": figures}, "scenes": {}}
+    table = make_table("Completion", by_group(splits, "completion"), COMPLETION)
     assert [row[0] for row in table.rows] == [f"val, {name}" for name in figures]
     assert all(row[1] == row[4] == "1" for row in table.rows)
     assert table.rows[0][3] == "0.00" and table.rows[0][5] == "100.00"

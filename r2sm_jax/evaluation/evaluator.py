@@ -79,15 +79,16 @@ def evaluate_sentences(predictor: Predictor, sentences: Sequence[Sentence]) -> d
     one."""
     head = predictor.config.head
     if head in REFERENCES:
-        decisions = [
-            REFERENCES[head](sentence.text, sentence.mask_type) == "amodal"
-            for sentence in sentences
-        ]
-        return sentence_figures(sentences, np.array(decisions, float), calibrated=False)
-    if head not in LEARNED_HEADS:
-        return sentence_figures((), np.zeros(0), calibrated=False)
-    logits = predictor.amodal_logits([sentence.text for sentence in sentences])
-    return sentence_figures(sentences, expit(logits), calibrated=True)
+        types = [REFERENCES[head](sentence.text, sentence.mask_type) for sentence in sentences]
+        probability = np.array([mask_type == "amodal" for mask_type in types], float)
+    elif head in LEARNED_HEADS:
+        texts = [sentence.text for sentence in sentences]
+        probability = expit(predictor.amodal_logits(texts)).astype(float)
+    else:
+        sentences = ()
+        probability = np.zeros(0)
+    is_learned = head in LEARNED_HEADS
+    return sentence_figures(sentences, probability, probability > 0.5, calibrated=is_learned)
 
 
 def evaluate_source(predictor: Predictor, source: Source, *, name: str = "a split") -> EvalResults:

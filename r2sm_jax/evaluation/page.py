@@ -1,28 +1,32 @@
 """Writes a report to files and draws its HTML page.
 
 The page needs no other file: styles, pictures and charts are inside. It shows the tables and
-headline figures of tables.py, the examples of gallery.py, and calibration charts.
+headline figures of tables.py, examples of answers, and curves of calibration and training.
 """
 
 import html
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from jinja2 import Environment, StrictUndefined
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.images import data_url
-from r2sm_jax.data.sheet import Panel, draw_panel
-from r2sm_jax.errors import atomic_write
+from r2sm_jax.data.sheet import GROUND, Panel, draw_panel, prediction_row
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import QUERIES_FILE, write_queries
-from r2sm_jax.evaluation.gallery import example_rows, select_examples
 from r2sm_jax.evaluation.report import Evaluated
+from r2sm_jax.evaluation.scorer import QueryResult
 from r2sm_jax.evaluation.tables import (
     Table,
     decision_figures_by_name,
@@ -37,16 +41,17 @@ PICTURE_SIZE = 288
 """Pixels of a picture's longer side."""
 TRAINING_LOG = "metrics.jsonl"
 """What a run logs, in its folder."""
+LOGGED = {
+    "loss": {"loss": "train/loss"},
+    "dev": {"gIoU": "dev/giou", "mask type right": "dev/type_accuracy"},
+}
+"""Panels of the chart of a training, with their curves: label -> name in the log."""
 SVG_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "report",
     "font.size": 9,
 }
 """Text stays text, and ids come from a fixed salt."""
-
-Gallery = Mapping[str, Sequence[Sequence[Panel]]]
-"""Title -> rows of panels; a row is one query."""
-Curve = list[dict[str, float]]
 
 
 class Chart(NamedTuple):
@@ -63,64 +68,30 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
 
     Raises InputError if the folder cannot be written.
     """
-    galleries: dict[str, Gallery] = {}
+    galleries = {}
     for name, (source, results) in evaluated.items():
-        if not source.has_images:
-            # Predictions can be scored by the annotations alone.
-            continue
-        examples = select_examples(results.results)
-        galleries[name] = {title: example_rows(source, examples[title]) for title in examples}
-
-    with atomic_write(folder / "report.json") as part:
-        part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-        (folder / "report.md").write_text(report_markdown(report), "utf-8")
-        page = report_page(report, galleries, read_training_log(folder))
-        (folder / "report.html").write_text(page, "utf-8")
-        results_by_split = {name: results.results for name, (_, results) in evaluated.items()}
-        write_queries(folder / QUERIES_FILE, results_by_split)
-
-
-def read_training_log(folder: Path) -> list[dict[str, float]]:
-    """Reads what a run has logged, in the order of its steps; [] where a folder is not a run."""
-    path = folder / TRAINING_LOG
-    if not path.is_file():
-        return []
-    by_step: dict[int, dict[str, float]] = {}
-    for line in path.read_text("utf-8").splitlines():
-        try:
-            row = json.loads(line)
-            # A run that was resumed has logged some steps twice, and a step may have two rows.
-            by_step[row["step"]] = by_step.get(row["step"], {}) | row
-        except (ValueError, KeyError, TypeError):
-            # The line that a run was writing when it was killed.
-            continue
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def report_page(
-    report: dict[str, Any],
-    galleries: Mapping[str, Gallery],
-    training_log: Sequence[Mapping[str, float]] = (),
-) -> str:
-    """Draws the HTML page of a report.
-
-    Args:
-        report: the figures.
-        galleries: examples by split; splits without are said to have no images.
-        training_log: what the run has logged (`read_training_log`), for its curves.
-    """
-    tiles = {}
-    for name, split in report["splits"].items():
-        tiles[f"{name}, {split['all']['queries']:,} queries"] = split_tiles(split)
-    return render_page(
+        # Predictions can be scored by the annotations alone.
+        if source.has_images:
+            examples = select_examples(results.results)
+            galleries[name] = {title: example_rows(source, examples[title]) for title in examples}
+    page = render_page(
         "R2SM evaluation",
         report_intro(report),
         report_tables(report),
-        tiles=tiles,
+        tiles={
+            f"{name}, {split['all']['queries']:,} queries": split_tiles(split)
+            for name, split in report["splits"].items()
+        },
         galleries=galleries,
         without_images=[name for name in report["splits"] if name not in galleries],
-        charts=training_charts(training_log) + calibration_charts(report),
+        charts=training_charts(read_training_log(folder)) + calibration_charts(report),
     )
+    with atomic_write(folder / "report.json") as part:
+        part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        (folder / "report.md").write_text(report_markdown(report), "utf-8")
+        (folder / "report.html").write_text(page, "utf-8")
+        results_by_split = {name: results.results for name, (_, results) in evaluated.items()}
+        write_queries(folder / QUERIES_FILE, results_by_split)
 
 
 def render_page(
@@ -159,36 +130,144 @@ def picture_url(panel: Panel) -> str:
     return data_url(draw_panel(panel, ratio), "WEBP", quality=82)
 
 
+# Examples of answers
+
+
+def select_examples(results: Sequence[QueryResult], count: int = 4) -> dict[str, list[QueryResult]]:
+    """Selects the queries of the highest, the middle and the lowest IoU.
+
+    Up to `count` of each, of different images. No query is selected twice.
+    """
+    iou = []
+    for result in results:
+        # An empty answer to a query without a target is right.
+        intersection, union = result.overlap[:2]
+        iou.append(intersection / union if union else 1.0)
+    worst_first = np.argsort(iou, kind="stable").tolist()
+    middle = len(worst_first) // 2
+    ranks_from_middle = sorted(range(len(worst_first)), key=lambda rank: abs(rank - middle))
+    orders = {
+        "Worst": worst_first,
+        "Best": worst_first[::-1],
+        "Median": [worst_first[rank] for rank in ranks_from_middle],
+    }
+    # In the order of choice: where there are few queries, the worst are shown.
+    examples: dict[str, list[QueryResult]] = {}
+    used: set[int] = set()
+    for title, order in orders.items():
+        unused = [results[i] for i in order if results[i].query.id not in used]
+        examples[title] = [of_image[0] for of_image in group_by_image(unused)[:count]]
+        used |= {result.query.id for result in examples[title]}
+    return {title: examples[title] for title in ("Best", "Median", "Worst")}
+
+
+def sample_queries(results: Sequence[QueryResult], count: int) -> list[QueryResult]:
+    """Selects one query of each of the first `count` images.
+
+    It is the first query of the first image, the second of the second, and so on, so that different
+    kinds of queries are seen.
+    """
+    by_image = group_by_image(results)[:count]
+    return [queries[i % len(queries)] for i, queries in enumerate(by_image)]
+
+
+def group_by_image(results: Iterable[QueryResult]) -> list[list[QueryResult]]:
+    """Groups results by image, in the order in which images first come."""
+    groups: dict[int, list[QueryResult]] = {}
+    for result in results:
+        groups.setdefault(result.truth.image_id, []).append(result)
+    return list(groups.values())
+
+
+def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Panel]]:
+    """Makes a row of image, truth and prediction for each query.
+
+    Only the image is read from the source, since results hold the masks. An image that is missing
+    is left blank.
+    """
+    rows = []
+    for result in results:
+        modal, amodal = map(masks.decode, result.truth.masks)
+        predicted_modal, predicted_amodal = map(masks.decode, result.predicted_masks)
+        try:
+            image = source[result.truth.index].image
+        except InputError:
+            image = np.full((*modal.shape, 3), GROUND, np.uint8)
+        row = prediction_row(
+            image,
+            result.query.text,
+            result.mask_type,
+            (modal, amodal & ~modal),
+            result.predicted_type,
+            result.amodal_probability,
+            (predicted_modal, predicted_amodal & ~predicted_modal),
+        )
+        rows.append(row)
+    return rows
+
+
+# Charts
+
+
 def calibration_charts(report: Mapping[str, Any]) -> list[Chart]:
     """Draws the calibration of the mask-type probability and of the predicted IoU.
 
     Splits without probabilities or predicted IoUs are left out.
     """
-    charts = []
-    mask_type_curves = {}
-    for name, figures in decision_figures_by_name(report).items():
-        if figures["reliability"]:
-            mask_type_curves[f"{name}, ECE {percent(figures['ece'])}"] = figures["reliability"]
-    if mask_type_curves:
-        title, x, y = "Calibration of the mask-type probability", "confidence", "share right"
-        svg = draw_curves(mask_type_curves, 0.5, x, y)
-        charts.append(Chart(title, describe_calibration(x, y), svg))
-
-    iou_curves = {}
+    types = {
+        f"{name}, ECE {percent(figures['ece'])}": figures["reliability"]
+        for name, figures in decision_figures_by_name(report).items()
+    }
+    ious = {}
     for name, split in report["splits"].items():
         figures = split["predicted_iou"]
-        if figures["curve"]:
-            iou_curves[f"{name}, mean error {percent(figures['error'])}"] = figures["curve"]
-    if iou_curves:
-        title, x, y = "Honesty of the predicted IoU", "predicted IoU", "true IoU"
-        svg = draw_curves(iou_curves, 0.0, x, y)
-        charts.append(Chart(title, describe_calibration(x, y), svg))
+        ious[f"{name}, mean error {percent(figures['error'])}"] = figures["curve"]
+    charts = []
+    # Confidences of two choices begin at 0.5.
+    for title, x, y, min_x, all_curves in [
+        ("Calibration of the mask-type probability", "confidence", "share right", 0.5, types),
+        ("Honesty of the predicted IoU", "predicted IoU", "true IoU", 0.0, ious),
+    ]:
+        curves = {label: curve for label, curve in all_curves.items() if curve}
+        if curves:
+            text = f"On the dashed line, {y} equals {x}. Larger dots hold more queries."
+            charts.append(Chart(title, text, draw_calibration(curves, min_x, x, y)))
     return charts
 
 
-def describe_calibration(x: str, y: str) -> str:
-    """Says how a calibration curve is read."""
-    return f"On the dashed line, {y} equals {x}. Larger dots hold more queries."
+def draw_calibration(
+    curves: Mapping[str, Sequence[Mapping[str, float]]], min_x: float, x: str, y: str
+) -> str:
+    """Draws calibration curves side by side as SVG. Larger dots hold more queries."""
+    blue = "#1f6fd6"
+
+    def draw(axes: Axes, title: str) -> None:
+        queries, confidence, accuracy = (
+            np.array([point[name] for point in curves[title]])
+            for name in ("queries", "confidence", "accuracy")
+        )
+        axes.plot([min_x, 1], [min_x, 1], color="#9aa0a8", linewidth=1, linestyle="--")
+        axes.plot(confidence, accuracy, color=blue, linewidth=1.2)
+        sizes = 12 + 160 * queries / queries.max()
+        axes.scatter(confidence, accuracy, sizes, color=blue, alpha=0.7)
+        axes.set(xlim=(min_x - 0.02, 1.02), ylim=(-0.02, 1.05), xlabel=x, ylabel=y)
+
+    return draw_panels(list(curves), draw, width=3.2)
+
+
+def read_training_log(folder: Path) -> list[dict[str, float]]:
+    """Reads what a run has logged, in the order of its steps; [] where a folder is not a run."""
+    path = folder / TRAINING_LOG
+    by_step: dict[int, dict[str, float]] = {}
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            # The line that a run was writing when it was killed.
+            continue
+        # A run that was resumed has logged some steps twice, and a step may have two rows.
+        by_step[row["step"]] = by_step.get(row["step"], {}) | row
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def training_charts(training_log: Sequence[Mapping[str, float]]) -> list[Chart]:
@@ -196,64 +275,35 @@ def training_charts(training_log: Sequence[Mapping[str, float]]) -> list[Chart]:
 
     There is no chart where nothing was logged.
     """
-    panels = {
-        "loss": {"loss": "train/loss"},
-        "dev": {"gIoU": "dev/giou", "mask type right": "dev/type_accuracy"},
-    }
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for panel, names in panels.items():
+    for panel, names in LOGGED.items():
         for label, name in names.items():
             points = [(row["step"], row[name]) for row in training_log if name in row]
             if points:
                 curves.setdefault(panel, {})[label] = points
     if not curves:
         return []
+
+    def draw(axes: Axes, title: str) -> None:
+        for label, points in curves[title].items():
+            axes.plot(*np.transpose(points), linewidth=1.2, marker=".", markersize=3, label=label)
+        axes.set(xlabel="step", ylim=(0, None))
+        if len(curves[title]) > 1:
+            axes.legend(fontsize=8, frameon=False)
+
     text = "The loss is a mean over the steps between two points. dev is held out of training."
-    return [Chart("Training", text, draw_training(curves))]
+    return [Chart("Training", text, draw_panels(list(curves), draw, width=4.2))]
 
 
-def draw_training(curves: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> str:
-    """Draws curves over steps as SVG: a panel for each title, in it points by label."""
+def draw_panels(titles: Sequence[str], draw: Callable[[Axes, str], None], width: float) -> str:
+    """Draws panels side by side as an SVG element; the same panels give the same bytes."""
     with matplotlib.rc_context(SVG_SETTINGS):
-        figure = Figure(figsize=(4.2 * len(curves), 3.0), layout="constrained")
-        all_axes = figure.subplots(1, len(curves), squeeze=False)[0]
-        for axes, (title, of_panel) in zip(all_axes, curves.items(), strict=True):
-            for label, points in of_panel.items():
-                steps, values = zip(*points, strict=True)
-                axes.plot(steps, values, linewidth=1.2, marker=".", markersize=3, label=label)
-            axes.set(xlabel="step", ylim=(0, None))
+        figure = Figure(figsize=(width * len(titles), 3.1), layout="constrained")
+        all_axes = figure.subplots(1, len(titles), squeeze=False)[0]
+        for axes, title in zip(all_axes, titles, strict=True):
+            draw(axes, title)
             axes.set_title(title, fontsize=9)
-            if len(of_panel) > 1:
-                axes.legend(fontsize=8, frameon=False)
-        return to_svg(figure)
-
-
-def to_svg(figure: Figure) -> str:
-    """Writes a figure as an SVG element; the same figure gives the same bytes."""
-    content = io.StringIO()
-    figure.savefig(content, format="svg", metadata={"Date": None})
+        content = io.StringIO()
+        figure.savefig(content, format="svg", metadata={"Date": None})
     # An HTML page holds the element without the XML header before it.
     return "<svg" + content.getvalue().partition("<svg")[2]
-
-
-def draw_curves(curves: Mapping[str, Curve], min_x: float, x: str, y: str) -> str:
-    """Draws calibration curves side by side as SVG. Larger dots hold more queries.
-
-    Args:
-        min_x: both axes begin here; confidences of two choices begin at 0.5.
-    """
-    blue = "#1f6fd6"
-    with matplotlib.rc_context(SVG_SETTINGS):
-        figure = Figure(figsize=(3.2 * len(curves), 3.2), layout="constrained")
-        all_axes = figure.subplots(1, len(curves), squeeze=False)[0]
-        for axes, (title, curve) in zip(all_axes, curves.items(), strict=True):
-            confidence = [point["confidence"] for point in curve]
-            accuracy = [point["accuracy"] for point in curve]
-            max_queries = max(point["queries"] for point in curve)
-            sizes = [12 + 160 * point["queries"] / max_queries for point in curve]
-            axes.plot([min_x, 1], [min_x, 1], color="#9aa0a8", linewidth=1, linestyle="--")
-            axes.plot(confidence, accuracy, color=blue, linewidth=1.2)
-            axes.scatter(confidence, accuracy, sizes, color=blue, alpha=0.7)
-            axes.set(xlim=(min_x - 0.02, 1.02), ylim=(-0.02, 1.05), xlabel=x, ylabel=y)
-            axes.set_title(title, fontsize=9)
-        return to_svg(figure)

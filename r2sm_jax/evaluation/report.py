@@ -5,13 +5,15 @@ A report passes through four files, and no other file computes, formats or draws
     scorer.py     prediction and truth of a query       -> `QueryResult`: counts of pixels
     report.py     results of a split                    -> figures as a dict, `report.json`
     tables.py     figures                               -> tables and text, `report.md`
-    page.py       tables, pictures (gallery.py), charts -> `report.html`
+    page.py       tables, pictures, charts              -> `report.html`
 
 This file selects the queries of each figure. What a figure is, is defined in docs/metrics.md and
 computed by iou.py (masks), instances.py (detections) and decisions.py (mask types).
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from itertools import product
 from typing import Any
 
@@ -37,14 +39,18 @@ from r2sm_jax.evaluation.iou import (
     lisa_iou,
     precision_at,
 )
-from r2sm_jax.evaluation.published import find_benchmark
 from r2sm_jax.evaluation.scorer import EvalResults, QueryResult
-from r2sm_jax.query import MASK_TYPES, MaskType, Sentence, keyword_mask_type
+from r2sm_jax.query import MASK_TYPES, MaskType, Query, Sentence, keyword_mask_type
 
 MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
 """Upper edges of the occlusion bins. An edge belongs to the bin below it."""
 MAX_AREA = {"small": 32**2, "medium": 96**2, "large": 1e10}
 """Upper edges of the bins by area of the target in pixels, as in COCO."""
+
+PAPER: dict[str, Any] = tomllib.loads(
+    files("r2sm_jax.evaluation").joinpath("published.toml").read_text(encoding="utf-8")
+)
+"""Tables 1 to 3 of R2SM (arXiv 2506.01795)."""
 
 Evaluated = Mapping[str, tuple[Source, EvalResults]]
 """The data of each split, and the results of its queries."""
@@ -61,27 +67,18 @@ def answer_overlaps(results: Sequence[QueryResult]) -> Int[np.ndarray, "n 4"]:
     return stack_overlaps([result.overlap for result in results])
 
 
-def split_figures(results: Sequence[QueryResult], *, with_instances: bool = True) -> dict[str, Any]:
-    """Computes all figures of one split.
-
-    Args:
-        results: of all queries of the split.
-        with_instances: compute AP, AR, MUSE and cgF1 too.
-    """
+def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
+    """Computes all figures of one split from the results of all of its queries."""
     overlaps = answer_overlaps(results)
-    variants: dict[str, Any] = {name: variant(overlaps) for name, variant in VARIANTS.items()}
-    if with_instances:
-        variants["muse"] = muse([result.detections for result in results])
-
-    figures: dict[str, Any] = {"all": mask_figures(results, with_instances)}
+    detections = [result.detections for result in results]
+    variants = {name: variant(overlaps) for name, variant in VARIANTS.items()}
+    variants["muse"] = muse(detections)
+    figures: dict[str, Any] = {"all": mask_figures(results)}
     for mask_type in MASK_TYPES:
-        of_type = [result for result in results if result.mask_type == mask_type]
-        figures[mask_type] = mask_figures(of_type, with_instances)
+        figures[mask_type] = mask_figures([r for r in results if r.mask_type == mask_type])
     figures["mask_type"] = decision_figures(results)
     figures["pairs"] = pair_figures(results)
-    if with_instances:
-        detections = [result.detections for result in results]
-        figures["cgf1"] = cgf1_figures(detections, figures["mask_type"]["mcc"])
+    figures["cgf1"] = cgf1_figures(detections, figures["mask_type"]["mcc"])
     figures["predicted_iou"] = predicted_iou_figures(results)
     figures["references"] = reference_figures(results)
     figures["variants"] = variants
@@ -89,7 +86,7 @@ def split_figures(results: Sequence[QueryResult], *, with_instances: bool = True
     return figures
 
 
-def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[str, Any]:
+def mask_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Computes the figures of the masks of some queries, with intervals over images."""
     overlaps = answer_overlaps(results)
     occluded = stack_overlaps([result.occluded_overlap for result in results])
@@ -116,13 +113,10 @@ def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[s
     occluded_rows = [result.occluded_overlap or [np.nan] * 4 for result in results]
     ratios = iou_ratios(overlaps, np.array(occluded_rows, float).reshape(-1, 4), boundary)
     figures["interval"] = {name: interval(images, ratio) for name, ratio in ratios.items()}
-    if with_instances:
-        # COCOeval breaks ties of scores by the order of queries.
-        in_order = sorted(results, key=lambda result: result.query.id)
-        detections = [result.detections for result in in_order]
-        figures |= instance_figures(detections)
-        figures |= occlusion_figures(detections)
-    return figures
+    # COCOeval breaks ties of scores by the order of queries.
+    in_order = sorted(results, key=lambda result: result.query.id)
+    detections = [result.detections for result in in_order]
+    return figures | instance_figures(detections) | occlusion_figures(detections)
 
 
 def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
@@ -206,8 +200,6 @@ def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap | None
 
 def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
     """Computes gIoU, cIoU, occluded IoU and number of queries of each group of every breakdown."""
-    if not results:
-        return {}
     # Results by breakdown, then by group.
     groups: dict[str, dict[str, list[QueryResult]]] = {}
     for result in results:
@@ -220,9 +212,8 @@ def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
     order = [*MAX_OCCLUSION, *MAX_AREA]
     figures: dict[str, dict[str, Any]] = {}
     for breakdown, members in groups.items():
-        names = sorted(members, key=lambda name: (order.index(name) if name in order else 0, name))
         figures[breakdown] = {}
-        for name in names:
+        for name in sorted(members, key=lambda name: (name in order and order.index(name), name)):
             occluded = stack_overlaps([result.occluded_overlap for result in members[name]])
             figures[breakdown][name] = {
                 **lisa(answer_overlaps(members[name])),
@@ -234,81 +225,82 @@ def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
 
 def groups_of(result: QueryResult) -> dict[str, str | None]:
     """Returns the group of a query in each breakdown; None where it belongs to none."""
+
+    def bin_of(value: float, upper_edges: Mapping[str, float]) -> str:
+        return next(name for name, edge in upper_edges.items() if value <= edge)
+
     kind = result.query.kind
-    occlusion = None
     modal, amodal = result.answer
+    occlusion = None
     if amodal is not None and amodal.truth:
-        occlusion = _bin_of(1 - modal.truth / amodal.truth, MAX_OCCLUSION)
+        occlusion = bin_of(1 - modal.truth / amodal.truth, MAX_OCCLUSION)
     area = result.overlap.truth
     return {
         "task": kind.get("task"),
-        "difficulty": _name_of_flag(kind.get("hard"), "hard", "easy"),
-        "instances": _name_of_flag(kind.get("multi"), "several", "one"),
+        "difficulty": {True: "hard", False: "easy"}.get(kind.get("hard", "")),
+        "instances": {True: "several", False: "one"}.get(kind.get("multi", "")),
         "occlusion": occlusion,
-        "size": _bin_of(area, MAX_AREA) if area else None,
+        "size": bin_of(area, MAX_AREA) if area else None,
     }
-
-
-def _bin_of(value: float, upper_edges: Mapping[str, float]) -> str:
-    return next(name for name, edge in upper_edges.items() if value <= edge)
-
-
-def _name_of_flag(flag: Any, yes: str, no: str) -> str | None:
-    if flag is True:
-        return yes
-    return no if flag is False else None
 
 
 # Decisions about the mask type
 
 
 def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
-    """Computes the figures of the decisions about the mask type.
-
-    Calibration figures are None unless every decision has a probability.
-    """
+    """Computes the figures of the decisions about the mask type, with an interval over images."""
     decided = [result for result in results if result.predicted_type is not None]
-    is_amodal = np.array([result.mask_type == "amodal" for result in decided], bool)
     predicted = np.array([result.predicted_type == "amodal" for result in decided], bool)
-    calibrated = all(result.amodal_probability is not None for result in decided)
+    probabilities = [result.amodal_probability for result in decided]
+    calibrated = all(probability is not None for probability in probabilities)
     # Decisions without probabilities count as certain.
-    probability = predicted.astype(float)
-    if calibrated:
-        probability = np.array([result.amodal_probability for result in decided], float)
-
+    probability = np.array(probabilities if calibrated else predicted, float)
     images = np.array([result.truth.image_id for result in decided], np.int64)
-    # As a ratio of sums, right decisions over decisions, so that images can be resampled.
-    is_right = (predicted == is_amodal).astype(float)
-    keyword_right = [keyword_mask_type(result.query.text) == result.mask_type for result in decided]
-    return {
-        **mask_type_scores(probability, is_amodal, predicted, calibrated=calibrated),
-        "keyword": float(np.mean(keyword_right)) if decided else None,
-        "interval": {"accuracy": interval(images, (is_right, np.ones(len(decided))))},
-    }
+    queries = [result.query for result in decided]
+    return type_figures(queries, probability, predicted, images, calibrated=calibrated)
 
 
 def sentence_figures(
     sentences: Sequence[Sentence],
     probability: Float[np.ndarray, " n"],
-    predicted: Bool[np.ndarray, " n"] | None = None,
+    predicted: Bool[np.ndarray, " n"],
     *,
     calibrated: bool,
 ) -> dict[str, Any]:
-    """Computes the figures of decisions about sentences without an image.
+    """Computes the figures of decisions about sentences without an image, and their number.
 
-    The interval is over sentences. Arguments are those of `mask_type_scores`.
+    The interval is over sentences. Arguments are those of `type_figures`.
+    """
+    units = np.arange(len(sentences))
+    figures = type_figures(sentences, probability, predicted, units, calibrated=calibrated)
+    return figures | {"queries": len(sentences)}
+
+
+def type_figures(
+    sentences: Sequence[Sentence | Query],
+    probability: Float[np.ndarray, " n"],
+    predicted: Bool[np.ndarray, " n"],
+    units: Int[np.ndarray, " n"],
+    *,
+    calibrated: bool,
+) -> dict[str, Any]:
+    """Computes the figures of decisions about sentences.
+
+    Args:
+        sentences: with the types that they ask for.
+        probability: of amodal.
+        predicted: the decisions.
+        units: what is resampled for the interval, such as images, of each sentence.
+        calibrated: False where the probabilities are mere decisions, which have no calibration.
     """
     is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
-    if predicted is None:
-        predicted = probability > 0.5
+    # As a ratio of sums, right decisions over decisions, so that units can be resampled.
     is_right = (predicted == is_amodal).astype(float)
     keyword_right = [keyword_mask_type(s.text) == s.mask_type for s in sentences]
-    numbers = np.arange(len(sentences))
     return {
         **mask_type_scores(probability, is_amodal, predicted, calibrated=calibrated),
         "keyword": float(np.mean(keyword_right)) if sentences else None,
-        "interval": {"accuracy": interval(numbers, (is_right, np.ones(len(sentences))))},
-        "queries": len(sentences),
+        "interval": {"accuracy": interval(units, (is_right, np.ones(len(sentences))))},
     }
 
 
@@ -375,18 +367,25 @@ def make_report(
     """
     splits = {}
     images = {}
-    hashes = {}
     benchmarks = {}
     for name, (source, results) in evaluated.items():
         splits[name] = split_figures(results.results)
         images[name] = len(source)
-        hashes[name] = results.data_sha256
-        num_modal = splits[name]["modal"]["queries"]
-        num_amodal = splits[name]["amodal"]["queries"]
-        # Recognised by its counts, so that published figures stand beside no other data.
-        benchmark = find_benchmark(images=len(source), modal=num_modal, amodal=num_amodal)
+        benchmark = find_benchmark(len(source), splits[name])
         if benchmark and not source.is_procedural:
             benchmarks[name] = benchmark
     meta |= {"variant": "lisa", "resolution": "original", "images": images}
-    meta |= {"benchmark": benchmarks, "data_sha256": hashes, "version": r2sm_jax.__version__}
+    meta["data_sha256"] = {name: results.data_sha256 for name, (_, results) in evaluated.items()}
+    meta |= {"benchmark": benchmarks, "version": r2sm_jax.__version__}
     return {"splits": splits, "sentences": dict(sentences or {}), "meta": meta}
+
+
+def find_benchmark(num_images: int, figures: Mapping[str, Any]) -> str | None:
+    """Finds the R2SM dataset whose validation split has these numbers of images and queries (Table
+    1), so that published figures stand beside no other data; None if none has."""
+    counts = [num_images, figures["amodal"]["queries"], figures["modal"]["queries"]]
+    for name in PAPER["table_2"]:
+        images, _, num_amodal, num_modal, _ = PAPER["table_1"][name]["val"]
+        if counts == [images, num_amodal, num_modal]:
+            return name
+    return None
