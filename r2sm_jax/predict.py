@@ -8,6 +8,7 @@ import json
 import sys
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 from r2sm_jax.cli import cli_main, parse_shard
 from r2sm_jax.flags import PredictConfig, check_flags, read_flags
@@ -16,10 +17,9 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(PredictConfig)
 
-from r2sm_jax.data.masks import Mask
+from r2sm_jax.data.masks import read_file
 from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.inference.decision import check_abstain, check_query
-from r2sm_jax.inference.given_masks import clean, read_mask_file
+from r2sm_jax.inference.decision import check_abstain
 from r2sm_jax.inference.many import (
     PREDICTIONS,
     find_tasks,
@@ -31,7 +31,7 @@ from r2sm_jax.inference.many import (
 )
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.inference.prompts import read_prompts
+from r2sm_jax.inference.prompts import clean, read_mask, read_requests
 from r2sm_jax.inference.run import enable_compilation_cache, load
 
 DEFAULT_OUT = Path("predictions")
@@ -41,43 +41,30 @@ def predict_one(args: PredictConfig) -> None:
     """Predicts one query about one image; writes a folder of masks, or prints JSON. A mask, a box
     or points may stand in place of the sentence."""
     # Cheap checks come first, loading the model last.
-    if args.query is not None:
-        check_query(args.query)
     check_abstain(args.abstain)
     if args.out:
         # Raises if a file is there.
         refuse_overwrite(Path(args.out) / FILES[0], overwrite=True)
     image = read_image(Path(args.image))
-    masks = read_given_mask(args, image.shape[:2])
-    boxes = None if args.box is None else [args.box]
-    clicks = [(x, y, True) for x, y in args.point] + [(x, y, False) for x, y in args.not_point]
-    points = [clicks] if clicks else None
-    # Also checked here, before the model is loaded.
-    read_prompts(boxes, points, 1, image.shape[:2])
+    given: dict[str, list[Any]] = {}
+    if args.mask is not None:
+        mask = read_mask(read_file(Path(args.mask), image.shape[:2]), image.shape[:2], args.mask)
+        given["masks"] = [clean(mask) if args.clean else mask]
+    if args.box is not None:
+        given["boxes"] = [args.box]
+    if args.point or args.not_point:
+        clicks = [(x, y, True) for x, y in args.point] + [(x, y, False) for x, y in args.not_point]
+        given["points"] = [clicks]
+    read_requests([args.query], image.shape[:2], **given)
 
     predictor = load_predictor(args)
     predictor.set_image(image)
-    (prediction,) = predictor.predict(
-        [args.query],
-        args.mask_type,
-        abstain=args.abstain,
-        masks=masks,
-        boxes=boxes,
-        points=points,
-    )
+    (prediction,) = predictor.predict([args.query], args.mask_type, abstain=args.abstain, **given)
     print(json.dumps(prediction.to_json()) if args.json else prediction.summary())
     if args.out or not args.json:
         folder = output_folder(args)
         prediction.write(folder, image)
         print(f"wrote {folder}", file=sys.stderr if args.json else sys.stdout)
-
-
-def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | None:
-    """Reads the mask of `--mask` for an image of this height and width; None without the flag."""
-    if args.mask is None:
-        return None
-    mask = read_mask_file(Path(args.mask), size)
-    return [clean(mask) if args.clean else mask]
 
 
 def output_folder(args: PredictConfig) -> Path:
@@ -128,7 +115,7 @@ def predict_many(args: PredictConfig) -> None:
         overwrite=args.overwrite,
         overlays=args.overlays,
     )
-    for reason in result.failed.values():
+    for _, reason in sorted(result.failed.items()):
         print(f"not answered: {reason}", file=sys.stderr)
     print(
         f"{result.num_answered} images answered, {result.num_earlier} answered earlier, "

@@ -542,9 +542,9 @@ def measure_serving(args: Sequence[str]) -> Figures:
 
     for num_queries in (1, 8):
         queries = [[f"the blue book {next(numbers)}" for _ in range(num_queries)] for _ in images]
-        predictor.predict_batch(images[:8], queries[:8])
+        list(predictor.predict_batches(images[:8], queries[:8]))
         start = time.perf_counter()
-        predictor.predict_batch(images, queries)
+        list(predictor.predict_batches(images, queries))
         rate = len(images) / (time.perf_counter() - start)
         yield f"images a second, {num_queries} queries each", f"{rate:.3g}"
     yield "peak memory", peak_memory()

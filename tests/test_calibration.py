@@ -23,7 +23,7 @@ from r2sm_jax.evaluation.calibration import (
 )
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.iou import overlap, overlaps_at_shifts
-from r2sm_jax.inference.predictor import Predictor, Request
+from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
@@ -165,8 +165,10 @@ def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predi
 
     def predict(shift):
         shifted = predictor.updated(calibration=Calibration(mask_shift=shift, presence_bias=100.0))
-        requests = [Request(image, ["the mug"])]
-        return next(shifted.predict_batches(requests, "amodal", with_logits=True))[0]
+        ((output,),) = shifted.predict_logits([image], [["the mug"]])
+        letterbox = shifted.frame(image).letterbox
+        options = {"with_logits": True}
+        return shifted.to_predictions(["the mug"], [output], letterbox, ["amodal"], **options)[0]
 
     before = predict(0.0)
     num_programs = predictor._decode._cache_size()
@@ -197,7 +199,7 @@ def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(predi
     raw = np.log(before.score / (1 - before.score))
     assert shifted.score == pytest.approx(1 / (1 + np.exp(-raw - 2)), rel=1e-4)
     np.testing.assert_array_equal(shifted.mask, before.mask)
-    assert absent.presence < 1e-3 and "nothing of the kind" in absent.summary()
+    assert absent.presence < 1e-3 and "absent" in absent.summary()
     assert not (absent.modal.any() or absent.amodal.any() or absent.instances)
 
 

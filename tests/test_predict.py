@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from stub_predictor import StubPredictor
+from stub_predictor import StubOutliner, StubPredictor
 
 from r2sm_jax import predict
 from r2sm_jax.data import masks
@@ -20,6 +20,7 @@ from r2sm_jax.inference.decision import TruncatedQuery
 from r2sm_jax.inference.many import slug
 from r2sm_jax.inference.prediction import FILES, MASKS
 from r2sm_jax.predict import main
+from r2sm_jax.query import Click, Prompt
 from r2sm_jax.synthetic.sources import open_source
 
 QUERY = "the complete shape of the red mug"
@@ -57,7 +58,7 @@ def test_files_hold_the_masks_at_the_original_resolution(photo, tmp_path, comman
     assert np.array_equal(pictures["modal"] | pictures["occluded"], pictures["amodal"])
     assert not (pictures["modal"] & pictures["occluded"]).any()
     drawn = read_mask(folder / "overlay.png")
-    assert drawn.shape[0] > HEIGHT and drawn.shape[1] >= WIDTH  # a head above the image
+    assert drawn.shape == (HEIGHT, WIDTH, 3)
     answer = json.loads((folder / "prediction.json").read_text())
     assert np.array_equal(masks.decode(answer["mask"]), pictures["mask"] > 0)
     assert np.array_equal(pictures["mask"], pictures[answer["mask_type"]])
@@ -145,19 +146,63 @@ def test_file_names_of_any_sentence_are_possible(photo, tmp_path, command):
     assert command(main, "RUN", photo, sentences[1], "--out", tmp_path).code == 0
 
 
-def test_the_answer_is_the_first_line(photo, tmp_path, command):
+def test_the_summary_is_one_line(photo, tmp_path, command, stub):
     end = command(main, "RUN", photo, QUERY, "--out", tmp_path)
-    assert end.out.splitlines()[0].startswith(f'amodal: "{QUERY}", probability of amodal 0.88')
-
-
-def test_a_low_score_is_said(photo, tmp_path, command, stub):
-    sure = command(main, "RUN", photo, QUERY, "--out", tmp_path / "sure")
-    assert "(unsure)" not in sure.out
-    assert "unsure" not in json.loads((tmp_path / "sure" / "prediction.json").read_text())
+    summary, wrote = end.out.splitlines()
+    assert summary.startswith(f'amodal: "{QUERY}", ') and wrote == f"wrote {tmp_path}"
+    assert ", unsure" not in summary
     stub.predicted_iou = 0.2
-    end = command(main, "RUN", photo, QUERY, "--out", tmp_path / "unsure")
-    answer = json.loads((tmp_path / "unsure" / "prediction.json").read_text())
-    assert answer["score"] < 0.3 and answer["unsure"] is True and "(unsure)" in end.out
+    assert ", unsure" in command(main, "RUN", photo, QUERY, "--out", tmp_path / "unsure").out
+
+
+@pytest.fixture
+def places(stub, tmp_path, monkeypatch) -> np.ndarray:
+    """A mask in files of the folder that the command runs in, for a stub that completes nothing."""
+    monkeypatch.chdir(tmp_path)
+    stub.completer = lambda image, masks: list(masks)
+    stub.outliner = StubOutliner()
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    mask[10:40, 10:30] = True
+    Image.fromarray(mask).save("mug.png")
+    Path("mug.json").write_text(json.dumps({"segmentation": masks.encode(mask)}))
+    specks = mask.copy()
+    specks[50:52, 60:62] = True
+    Image.fromarray(specks).save("specks.png")
+    Image.fromarray(mask[:30]).save("small.png")
+    Image.fromarray(mask & ~mask).save("empty.png")
+    return mask
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mask", "mug.png"],
+        ["--mask", "mug.json"],
+        ["--mask", "specks.png", "--clean"],
+        ["--box", "10", "10", "30", "40"],
+    ],
+)
+def test_the_object_of_a_mask_or_a_box_is_meant(flags, places, photo, command):
+    for query in ([], [QUERY]):
+        end = command(main, "RUN", photo, *query, *flags, "--json")
+        assert end.code == 0, end.err
+        answer = json.loads(end.out)
+        assert np.array_equal(masks.decode(answer["modal"]), places)
+        assert answer["mask_type"] == ("amodal" if query else "modal")
+
+
+def test_points_say_what_is_meant_and_what_is_not(places, photo, command, stub, monkeypatch):
+    seen = []
+
+    def outline(image, prompts):
+        seen.extend(prompts)
+        return StubOutliner()(image, prompts)
+
+    monkeypatch.setattr(stub, "outliner", outline)
+    points = "--point", "40", "30", "--not-point", "9", "9", "--point", "5", "6"
+    assert command(main, "RUN", photo, *points).code == 0
+    clicks = (Click(40, 30), Click(5, 6), Click(9, 9, False))
+    assert seen == [Prompt(None, clicks)] and Path("predictions/photo/prompt/mask.png").exists()
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +234,15 @@ def bad_files(photo, tmp_path_factory) -> Path:
         (["PHOTO", QUERY, "--abstain", "-1"], "--abstain"),
         (["PHOTO", QUERY, "--shard", "1/2"], "--shard"),
         (["PHOTO", QUERY, "--clean"], "--clean"),
+        (["PHOTO", QUERY, "--mask", "empty.png"], "empty.png"),
+        (["PHOTO", QUERY, "--mask", "small.png"], "small.png"),
+        (["PHOTO", QUERY, "--mask", "missing.png"], "missing.png"),
+        (["PHOTO", QUERY, "--mask", "mug.png", "--mask", "specks.png"], "--mask is given 2 times"),
+        (["PHOTO", QUERY, "--box", ".1", ".5", ".8", ".95"], "shares"),
+        (["PHOTO", QUERY, "--point", "200", "5"], "not in the image"),
     ],
 )
-def test_refusals(arguments, word, photo, bad_files, refused):
+def test_refusals(arguments, word, photo, bad_files, places, refused):
     words = [a.replace("PHOTO", str(photo)).replace("BAD", str(bad_files)) for a in arguments]
     assert word in refused(main, "RUN", *words)
 

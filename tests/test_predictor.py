@@ -4,21 +4,29 @@ refuses."""
 import io
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
-from stub_predictor import StubPredictor
+from stub_predictor import StubOutliner, StubPredictor
 
 import r2sm_jax
+from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks, text_states
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.decision import TruncatedQuery, decide
+from r2sm_jax.inference.postprocess import name_hiders
 from r2sm_jax.inference.prediction import MASKS, Prediction
-from r2sm_jax.inference.predictor import Request
+from r2sm_jax.inference.predictor import Asked
+from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.synthetic.sources import open_source
 
 QUERIES = [
@@ -71,7 +79,7 @@ def test_batches_predict_as_single_images(predictor, images):
     for i in range(len(images)):
         count = 11 if i == 2 else i % 3
         queries.append([f"the mug {i} {n}" for n in range(count)])
-    batch = predictor.predict_batch(images, queries)
+    batch = list(predictor.predict_batches(images, queries))
     assert [len(of_image) for of_image in batch] == [len(of_image) for of_image in queries]
     for image, sentences, of_image in zip(images, queries, batch, strict=True):
         predictor.set_image(image)
@@ -79,19 +87,23 @@ def test_batches_predict_as_single_images(predictor, images):
             assert_close(one, other)
 
 
-def test_requests_are_read_a_batch_at_a_time_and_may_force_mask_types(images):
+def test_a_stream_reads_one_batch_ahead_and_keeps_the_order():
     predictor, opened = StubPredictor(), []
 
-    def requests():
-        for number, image in enumerate(images):
-            opened.append(number)
-            yield Request(image, ["the mug", "the whole mug"], ["amodal", "auto"])
+    def read(number: int) -> Asked:
+        opened.append(number)
+        image = predictor.frame(np.zeros((20 + number, 30, 3), np.uint8))
+        return Asked(image, ["the mug"] * (number % 3), ["amodal"] * (number % 3), number)
 
-    predictions = predictor.predict_batches(requests(), with_candidates=True, batch_rows=4)
-    first = next(predictions)
-    assert opened == [0, 1, 2, 3]
-    assert [p.mask_type for p in first] == ["amodal", "amodal"] and first[0].candidates
-    assert len(list(predictions)) == len(images) - 1
+    def finish(asked, predictions):
+        found = list(predictions)
+        assert all(p.mask_type == "amodal" and p.candidates for p in found)
+        return asked.about, [p.modal.shape for p in found]
+
+    results = predictor.stream(range(30), read, finish, with_candidates=True)
+    assert next(results) == (0, []) and len(opened) <= 24
+    assert list(results) == [(i, [(20 + i, 30)] * (i % 3)) for i in range(1, 30)]
+    assert list(predictor.stream([], read, finish)) == []
 
 
 def test_threads_may_share_a_predictor(predictor, images):
@@ -117,7 +129,7 @@ def test_threads_may_share_a_predictor(predictor, images):
 def test_no_global_precision_changes_a_prediction(tiny_run, images):
     def predict() -> tuple[list[Prediction], list[float]]:
         predictor = r2sm_jax.load(tiny_run)
-        (predictions,) = predictor.predict_batch(images[:1], [QUERIES])
+        (predictions,) = predictor.predict_batches(images[:1], [QUERIES])
         predictor.set_image(images[0])
         return predictions + predictor.predict(QUERIES), predictor.amodal_logits(QUERIES).tolist()
 
@@ -149,8 +161,7 @@ def test_a_forked_child_is_refused(images, monkeypatch):
     for call in (
         lambda: predictor.encode(images[0]),
         lambda: predictor.predict(QUERIES, image=encoded),
-        lambda: predictor.predict_batch(images[:1], [QUERIES]),
-        lambda: next(predictor.predict_batches([Request(images[0], QUERIES)])),
+        lambda: next(predictor.predict_batches(images[:1], [QUERIES])),
     ):
         with pytest.raises(InputError, match="fork"):
             call()
@@ -250,6 +261,226 @@ def test_a_long_query_is_truncated_with_a_warning(predictor, images):
     assert predictor.predict(["the red mug"])[0].unread == ""
 
 
+# Where the caller says where the object is.
+
+
+MODAL = "only the visible part of the red mug"
+AMODAL = "the complete shape of the red mug"
+SIZE = HEIGHT, WIDTH = 60, 80
+
+
+def rectangle(x0: int, y0: int, x1: int, y1: int) -> np.ndarray:
+    mask = np.zeros(SIZE, bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+MUG, BOX = rectangle(10, 10, 30, 40), rectangle(30, 20, 60, 50)
+
+
+@pytest.fixture(scope="module")
+def completer() -> MaskCompleter:
+    """Untrained, with a threshold at which it adds some pixels."""
+    config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
+    _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
+    return MaskCompleter(config, weights, threshold=-2.0)
+
+
+@pytest.fixture
+def prompted(completer) -> StubPredictor:
+    """With a completer and an outliner, and an image that is set."""
+    stub = StubPredictor()
+    stub.completer = completer
+    stub.outliner = StubOutliner()
+    stub.set_image(np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8))
+    return stub
+
+
+def test_complete_is_the_completer_on_the_image_that_was_set(prompted, completer):
+    pixels = prompted._image.pixels
+    expected = completer(pixels, [MUG, BOX])
+    for given in ([MUG, BOX], np.stack([MUG, BOX]), [masks.encode(MUG), masks.encode(BOX)]):
+        np.testing.assert_array_equal(prompted.complete(given), expected)
+    np.testing.assert_array_equal(prompted.complete([MUG, BOX], image=pixels), expected)
+    assert masks.area(expected[0] & ~MUG) > 0
+
+    (alone,) = prompted.complete([MUG])
+    (beside,) = prompted.complete([MUG], neighbours=[masks.encode(BOX)])
+    np.testing.assert_array_equal(alone, completer(pixels, [MUG])[0])
+    np.testing.assert_array_equal(beside, expected[0])
+    assert not np.array_equal(alone, beside)
+    (nothing_beside,) = prompted.complete([MUG], neighbours=[np.zeros(SIZE, bool)])
+    assert nothing_beside.shape == SIZE and prompted.complete([]) == []
+
+
+def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, completer):
+    modal, amodal, other, found = prompted.predict(
+        [MODAL, AMODAL, MODAL, MODAL], masks=[MUG, MUG, BOX, None]
+    )
+    complete, _ = completer(prompted._image.pixels, [MUG, BOX])
+    assert (modal.mask_type, amodal.mask_type) == ("modal", "amodal")
+    for prediction, mask in ((modal, MUG), (amodal, complete)):
+        np.testing.assert_array_equal(prediction.mask, mask)
+        np.testing.assert_array_equal(prediction.modal, MUG)
+        np.testing.assert_array_equal(prediction.amodal, complete)
+        (instance,) = prediction.instances
+        np.testing.assert_array_equal(instance.mask, mask)
+        assert prediction.score is None and prediction.presence == 1
+        assert "given mask" in prediction.summary()
+        assert [entry["score"] for entry in prediction.to_coco()] == [1, 1]
+    np.testing.assert_array_equal(other.mask, BOX)
+    (plain,) = prompted.predict([MODAL])
+    assert_equal(found, plain)
+    assert prompted.predict([MODAL], "amodal", masks=[MUG])[0].mask_type == "amodal"
+
+
+def test_the_outliner_draws_what_boxes_and_clicks_mean(prompted, completer):
+    answers = prompted.predict(
+        [AMODAL, None, MODAL, AMODAL],
+        boxes=[(10, 10, 30, 40), (30, 20, 60, 50), None, None],
+        points=[None, None, [(40, 30)], None],
+    )
+    complete = completer(prompted._image.pixels, [a.modal for a in answers[:3]])
+    for answer, visible, whole in zip(answers, (MUG, BOX), complete, strict=False):
+        np.testing.assert_array_equal(answer.modal, visible)
+        np.testing.assert_array_equal(answer.amodal, whole)
+    assert [answer.mask_type for answer in answers] == ["amodal", "modal", "modal", "amodal"]
+    # The outliner predicts the IoU of visible masks, which ranks a completed one, too.
+    assert [answer.score for answer in answers] == [None, 0.625, 0.625, 0.75]
+    assert [answer.to_coco()[0]["score"] for answer in answers] == [0.625, 0.625, 0.625, 0.75]
+    # Words decide the type, whatever the place; without words there is no probability.
+    assert answers[0].amodal_probability == answers[3].amodal_probability
+    assert answers[1].amodal_probability is None and '"' not in answers[1].summary()
+    wordless = prompted.predict(boxes=[(10, 10, 30, 40), (30, 20, 60, 50)])
+    assert [p.mask_type for p in wordless] == ["modal", "modal"]
+    np.testing.assert_array_equal(wordless[1].mask, BOX)
+    assert prompted.predict([None], "amodal", boxes=[(1, 1, 9, 9)])[0].mask_type == "amodal"
+
+
+def test_ten_queries_keep_their_own_boxes(prompted):
+    boxes = [(i, i, i + 20, i + 20) for i in range(10)]
+    for i, prediction in enumerate(prompted.predict(boxes=boxes)):
+        np.testing.assert_array_equal(prediction.modal, rectangle(i, i, i + 20, i + 20))
+
+
+def test_a_model_says_what_it_lacks(prompted):
+    prompted.completer = None
+    (visible,) = prompted.predict([MODAL], boxes=[(10, 10, 30, 40)])
+    np.testing.assert_array_equal(visible.mask, MUG)
+    assert not visible.has_both_masks and "hidden" not in visible.summary()
+    for call in (
+        lambda: prompted.complete([MUG]),
+        lambda: prompted.predict([MODAL], masks=[MUG]),
+        lambda: prompted.predict([AMODAL], boxes=[(10, 10, 30, 40)]),
+    ):
+        with pytest.raises(InputError, match="has no completer"):
+            call()
+    prompted.outliner = None
+    assert not prompted.has_prompts
+    with pytest.raises(InputError, match="has no outliner"):
+        prompted.predict(boxes=[(10, 10, 30, 40)])
+
+
+def test_later_drawing_changes_no_answer(prompted):
+    pixels = np.full((*SIZE, 3), 200, np.uint8)
+    encoded = prompted.encode(pixels)
+    mask = MUG.copy()
+    (given,) = prompted.predict([MODAL], image=encoded, masks=[mask])
+    pixels[:] = 0
+    mask[:] = False
+    np.testing.assert_array_equal(given.modal, MUG)
+    assert (encoded.pixels == 200).all()
+
+
+def test_what_hides_an_object_is_named():
+    """By another query of the same call, whose visible mask covers half of the hidden part."""
+    whole, bit = rectangle(10, 10, 30, 40), rectangle(10, 30, 30, 33)
+    front = BOX | rectangle(10, 30, 30, 40)
+    box, mug, few = (
+        Prediction("the box", "modal", 0.1, 0.8, front, front),
+        Prediction("the mug", "amodal", 0.9, 0.8, rectangle(10, 10, 30, 30), whole),
+        Prediction("a bit", "modal", 0.1, 0.8, bit, bit),
+    )
+    assert [p.hidden_by for p in name_hiders([box, mug, few])] == ["", "the box", ""]
+    assert name_hiders([mug, few])[0].hidden_by == ""
+    assert name_hiders([replace(box, score=0.1), mug])[1].hidden_by == ""
+    assert '33% hidden by "the box"' in name_hiders([box, mug])[1].summary()
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_unsure"),
+    [({}, False), ({"score": 0.2}, True), ({"presence": 0.4}, True), ({"score": None}, False)],
+)
+def test_unsure_answers_are_called_so_everywhere(changes, is_unsure):
+    prediction = replace(make_prediction(), **changes)
+    (fused,) = prediction.to_coco()
+    assert prediction.is_unsure == is_unsure == (", unsure" in prediction.summary())
+    assert prediction.to_json().get("unsure", False) == fused.get("unsure", False) == is_unsure
+    assert prediction.to_json()["presence"] == fused["presence"] == prediction.presence
+
+
+def test_what_is_absent_is_said():
+    nothing = np.zeros(SIZE, bool)
+    absent = Prediction("a unicorn", "modal", 0.1, 0.8, nothing, nothing, presence=0.05)
+    assert absent.summary() == 'absent: "a unicorn", probability that it is there 0.05'
+    assert "unsure" not in absent.to_json()
+
+
+# Masks of other systems, as docs/complete.md takes them over.
+
+
+def page_programs() -> list[str]:
+    page = (Path(__file__).parents[1] / "docs" / "complete.md").read_text("utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+
+
+class Tensor(np.ndarray):
+    """An array with the method of a tensor that the page calls."""
+
+    def cpu(self):
+        return np.asarray(self)
+
+
+def test_the_programs_of_the_documentation_run(prompted, completer):
+    """With objects that have the layout of each system's own."""
+    stack = np.stack([MUG, BOX])
+    outlines = []
+    for x0, y0, x1, y1 in ((10, 10, 30, 40), (30, 20, 60, 50)):
+        corners = [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
+        outlines.append(np.array(corners, np.float32))
+    instances = SimpleNamespace(pred_masks=stack)
+    sam = SimpleNamespace(
+        post_process_instance_segmentation=lambda *_, **__: [{"masks": stack.astype(np.int64)}],
+        post_process_masks=lambda *_: [stack[:, None]],
+    )
+    yolo_masks = SimpleNamespace(data=stack.astype(np.float32).view(Tensor), xy=outlines)
+    detectron = SimpleNamespace(to=lambda device: instances)
+
+    load, sam3, sam2, ultralytics, detectron2, supervision, sentence = page_programs()
+    assert "r2sm_jax.load" in load
+    systems = [
+        (sam3, {"processor": sam, "outputs": None, "height": HEIGHT, "width": WIDTH}),
+        (
+            sam2,
+            {
+                "processor": sam,
+                "outputs": SimpleNamespace(pred_masks=stack.view(Tensor)),
+                "inputs": {"original_sizes": [SIZE]},
+            },
+        ),
+        (ultralytics, {"model": lambda *_, **__: [SimpleNamespace(masks=yolo_masks)]}),
+        (detectron2, {"model": lambda image: {"instances": detectron}, "image": None}),
+        (supervision, {"detections": SimpleNamespace(mask=stack)}),
+    ]
+    expected = completer(prompted._image.pixels, [MUG, BOX])
+    for program, names in systems:
+        names["predictor"] = prompted
+        exec(program, names)
+        complete = names["complete"] if "complete" in names else names["detections"].mask
+        np.testing.assert_array_equal(complete, expected)
+    exec(sentence, {"predictor": prompted, "found": {"masks": stack}})
+
+
 # Images and queries.
 
 
@@ -278,9 +509,9 @@ def cut_image() -> Image.Image:
 @pytest.mark.parametrize(
     ("image", "word"),
     [
-        (cut_image(), "damaged or cut short"),
-        (b"", "empty"),
-        (b"hello", "not an image"),
+        (cut_image(), "cannot be read"),
+        (b"", "cannot be read"),
+        (b"hello", "cannot be read"),
         (Image.new("1", (10_000, 6_000)), "megapixels"),
         (np.broadcast_to(np.uint8(0), (6000, 10_000, 3)), "megapixels"),
         (np.zeros((0, 4, 3), np.uint8), "no pixels"),
@@ -298,34 +529,34 @@ def test_a_bad_image_is_refused_and_the_earlier_one_stays(image, word, images):
     assert_equal(before, predictor.predict(["the red mug"])[0])
 
 
-def test_bad_queries_are_refused(images):
-    predictor = StubPredictor()
-    with pytest.raises(InputError, match="set_image"):
-        predictor.predict(["the mug"])
-    predictor.set_image(images[0])
-    with pytest.raises(InputError, match="'visible'"):
-        predictor.predict(["the mug"], "visible")
-    for query, reason in {
-        "": "query is empty",
-        " .": "query is empty",
-        "\u200b\u2060": "query is empty",  # characters that nobody sees
-        "the caf\udce9": "half of a character",
-    }.items():
-        with pytest.raises(InputError, match=reason):
-            predictor.predict(["the mug", query])
-        with pytest.raises(InputError, match=reason):
-            predictor.predict_batch([images[0]], [[query]])
-    with pytest.raises(InputError, match="2 images, but 1 lists"):
-        predictor.predict_batch(images[:2], [["a mug"]])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p, image: StubPredictor().predict(["the mug"]), "set_image"),
+        (lambda p, image: StubPredictor().complete([MUG]), "set_image"),
+        (lambda p, image: p.predict(["the mug"], "visible"), "'visible'"),
+        (lambda p, image: p.predict(["the mug", " ."]), "query is empty"),
+        (lambda p, image: p.predict(["the mug"], abstain=30), "abstain"),
+        (lambda p, image: list(p.predict_batches([image], [[""]])), "query is empty"),
+        (lambda p, image: p.predict(["the mug"], masks=[MUG, BOX]), "2 masks, but 1 queries"),
+        (lambda p, image: p.complete([MUG, MUG & BOX]), "mask 2 .* is empty"),
+        (lambda p, image: p.complete(None), "masks is None"),
+        (lambda p, image: p.complete([MUG], neighbours=[BOX, BOX]), "2 neighbours, but 1 masks"),
+        (lambda p, image: p.complete([MUG], neighbours=[BOX[:30]]), "neighbours of mask 1"),
+    ],
+)
+def test_bad_calls_are_refused(prompted, images, call, words):
+    with pytest.raises(InputError, match=words):
+        call(prompted, images[0])
 
 
 def test_one_query_may_be_given_as_a_string_and_none_is_fine(images):
     predictor = StubPredictor()
     (one,) = predictor.predict("the red mug", image=images[0])
-    ((same,),) = predictor.predict_batch(images[:1], ["the red mug"])
+    ((same,),) = predictor.predict_batches(images[:1], [["the red mug"]])
     assert one.query == same.query == "the red mug"
     assert_equal(one, same)
-    assert predictor.predict([], image=images[0]) == [] and predictor.predict_batch([], []) == []
+    assert predictor.predict([], image=images[0]) == [] == list(predictor.predict_batches([], []))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +568,8 @@ def test_one_query_may_be_given_as_a_string_and_none_is_fine(images):
         ("always_amodal", "auto", 0.0, ("amodal", 1.0, False)),
         ("always_amodal", "modal", 0.0, ("modal", 1.0, False)),
         ("oracle", "amodal", 0.0, ("amodal", 1.0, False)),
-        ("none", "amodal", 0.0, (None, None, False)),
+        ("none", "auto", 0.0, (None, None, False)),
+        ("none", "amodal", 0.0, ("amodal", None, False)),
     ],
 )
 def test_decide(head, mask_type, logit, expected):

@@ -1,63 +1,145 @@
-"""Boxes and clicks: what a caller may give, and what a predictor makes of them."""
-
-import copy
+"""What a caller gives about an object: masks in many layouts, boxes, clicks; and refusals."""
 
 import numpy as np
 import pytest
-from stub_predictor import StubOutliner
 
+from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.prompts import innermost_pixel
-from r2sm_jax.inference.prompts import read_box, read_prompts
+from r2sm_jax.inference.prompts import Request, clean, read_requests, to_mask
 from r2sm_jax.query import MAX_CLICKS, Click, Prompt
 
-SIZE = (60, 80)
-"""Height and width of the image that callers prompt."""
+SIZE = HEIGHT, WIDTH = 60, 80
 
 
-def test_boxes_and_clicks_of_a_caller():
-    prompts = read_prompts(
-        [None, (10, 20, 90, 40), None],
-        [[(40, 30), (80, 60, False)], None, None],
-        3,
-        SIZE,
-    )
-    assert prompts[0] == Prompt(None, (Click(40, 30), Click(80, 60, False)))
-    # What lies outside of the image is cut off.
-    assert prompts[1] == Prompt((10, 20, 80, 40))
-    assert prompts[2] is None
+def rectangle(x0: int, y0: int, x1: int, y1: int) -> np.ndarray:
+    mask = np.zeros(SIZE, bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+MUG, BOX = rectangle(10, 10, 30, 40), rectangle(30, 20, 60, 50)
+
+
+def uncompressed(mask: np.ndarray) -> dict:
+    """The RLE of SAM's `mask_to_rle_pytorch`: counts as a list, the size as a list."""
+    flat = mask.ravel(order="F").astype(int)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flat, [1 - flat[-1]]])))
+    counts = np.diff(np.concatenate([[0], edges])).tolist()
+    return {"size": list(mask.shape), "counts": counts}
 
 
 @pytest.mark.parametrize(
-    ("boxes", "points"),
+    "value",
     [
-        ([(0, 0, 5, 5)], None),  # one for two queries
-        ([(5, 5, 5, 9), None], None),  # no area
-        ([(9, 9, 2, 2), None], None),  # turned
-        ([(90, 0, 95, 5), None], None),  # outside
-        ([(0, 0, 5), None], None),
-        ([(0, 0, float("nan"), 5), None], None),
-        (["0 0 5 5", None], None),
-        (None, [[(81, 5)], None]),  # outside
-        (None, [[(-1, 5)], None]),
-        (None, [[(1,)], None]),
-        (None, [[(1, 1)] * (MAX_CLICKS + 1), None]),
-        (None, [[(1, 1, False)], None]),  # nothing says what is meant
+        MUG,
+        MUG.astype(np.uint8),
+        255 * MUG.astype(np.uint8),
+        MUG.astype(np.float32),
+        MUG[None, None],
+        masks.encode(MUG),
+        uncompressed(MUG),
+        {"segmentation": masks.encode(MUG), "score": 0.9},
+        [10, 10, 30, 10, 30, 40, 10, 40],
+        [[10, 10, 30, 10, 30, 40, 10, 40]],
+        [np.array([[10, 10], [30, 10], [30, 40], [10, 40]], np.float32)],
+        [[[10, 10], [30, 10], [30, 40], [10, 40]]],
     ],
 )
-def test_boxes_and_clicks_that_cannot_be_used_are_refused(boxes, points):
-    with pytest.raises(InputError):
-        read_prompts(boxes, points, 2, SIZE)
+def test_a_mask_is_read_in_every_layout(value):
+    np.testing.assert_array_equal(to_mask(value, SIZE), MUG)
 
 
-def test_a_click_beside_the_object_helps_a_box():
-    (prompt,) = read_prompts([(0, 0, 5, 5)], [[(9, 9, False)]], 1, SIZE)
-    assert prompt == Prompt((0, 0, 5, 5), (Click(9, 9, False),))
+def test_tensors_of_torch_are_masks():
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(MUG)
+    for value in (tensor, tensor.long(), tensor.float(), tensor[None, None]):
+        np.testing.assert_array_equal(to_mask(value, SIZE), MUG)
 
 
-def test_a_width_and_a_height_in_place_of_a_corner_are_named():
-    with pytest.raises(InputError, match="corners"):
-        read_box([50, 40, 20, 10], SIZE, "the box")
+def test_a_mask_is_an_array_of_its_own():
+    """What the caller draws later changes no answer."""
+    for value in (MUG.copy(), MUG.copy()[None]):
+        mask = to_mask(value, SIZE)
+        value[...] = False
+        np.testing.assert_array_equal(mask, MUG)
+
+
+def test_boxes_and_clicks_are_read_with_their_queries():
+    requests = read_requests(
+        [None, "the mug", "the mug", None, "the cat"],
+        SIZE,
+        masks=[None, None, None, MUG, None],
+        boxes=[None, (10, 20, 90, 40), np.array([0, 0, 5, 5]), None, None],
+        points=[[(40, 30), (80, 60, False)], None, [(9, 9, 0)], None, None],
+    )
+    assert requests[0] == Request("", None, Prompt(None, (Click(40, 30), Click(80, 60, False))))
+    # What lies outside of the image is cut off.
+    assert requests[1] == Request("the mug", None, Prompt((10, 20, 80, 40)))
+    # A click beside the object helps a box.
+    assert requests[2].prompt == Prompt((0, 0, 5, 5), (Click(9, 9, False),))
+    assert requests[3].mask is not None and requests[3].prompt is None
+    assert [request.has_place for request in requests] == [True, True, True, True, False]
+    assert len(read_requests(None, SIZE, boxes=[(0, 0, 5, 5)] * 3)) == 3
+    assert read_requests("the mug", SIZE) == [Request("the mug")] and read_requests([], SIZE) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"masks": MUG}, "one mask alone"),
+        ({"masks": masks.encode(MUG)}, "one mask alone"),
+        ({"masks": [MUG, BOX]}, "2 masks, but 1 queries"),
+        ({"masks": [~MUG & MUG]}, "mask of query 1 .* empty"),
+        ({"masks": [MUG[:30]]}, "30 x 80, its image's 60 x 80"),
+        ({"masks": [MUG.T]}, "turned"),
+        ({"masks": [np.stack([MUG, BOX])]}, r"no array \[H W\]"),
+        ({"masks": [10 * MUG - 5.0]}, "no probabilities"),
+        ({"masks": ["cat.png"]}, "no array"),
+        ({"masks": [{"size": [60, 80]}]}, "counts"),
+        ({"masks": [[]]}, "empty"),
+        ({"masks": [[[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]]]}, "shares of the image's size"),
+        ({"masks": [MUG], "boxes": [(0, 0, 9, 9)]}, "one of them"),
+        ({"boxes": [(0, 0, 5, 5)] * 2}, "2 boxes, but 1 queries"),
+        ({"boxes": [(5, 5, 5, 9)]}, "no area"),
+        ({"boxes": [(50, 40, 20, 10)]}, "corners"),
+        ({"boxes": [(90, 0, 95, 5)]}, "no area"),
+        ({"boxes": [(0.1, 0.5, 0.8, 0.95)]}, "shares"),
+        ({"boxes": [(0, 0, 5)]}, "x0 y0 x1 y1"),
+        ({"boxes": [(0, 0, float("nan"), 5)]}, "x0 y0 x1 y1"),
+        ({"boxes": ["0 0 5 5"]}, "x0 y0 x1 y1"),
+        ({"points": [[(81, 5)]]}, "not in the image"),
+        ({"points": [[(-1, 5)]]}, "not in the image"),
+        ({"points": [[(1,)]]}, "x and y"),
+        ({"points": [[(0.1, 0.5), (0.8, 0.95)]]}, "shares"),
+        ({"points": [[(20, 20, -1)]]}, "label -1"),
+        ({"points": [[(20, 20, 2)]]}, "label 2"),
+        ({"points": [[(1, 1)] * (MAX_CLICKS + 1)]}, "at most"),
+        ({"points": [[(1, 1, False)]]}, "beside its object"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(given, words):
+    with pytest.raises(InputError, match=words):
+        read_requests(["the mug"], SIZE, **given)
+
+
+def test_a_query_needs_words_or_a_place():
+    for queries in ([None], ["the mug", ""], [" ."], ["\u200b\u2060"]):
+        with pytest.raises(InputError, match="query is empty"):
+            read_requests(queries, SIZE)
+    with pytest.raises(InputError, match="half of a character"):
+        read_requests(["the caf\udce9"], SIZE)
+
+
+def test_cleaning_drops_specks_and_holes():
+    spoilt = MUG.copy()
+    spoilt[20:22, 15:17] = False  # 4 of 600 pixels: a hole
+    spoilt[50:52, 70:72] = True  # a speck
+    np.testing.assert_array_equal(clean(spoilt), MUG)
+    spoilt[20:24, 15:19] = False  # 16 pixels are a hole that is meant
+    assert not clean(spoilt)[20:24, 15:19].any()
+    dust = rectangle(0, 0, 1, 1) | rectangle(5, 5, 7, 7)
+    np.testing.assert_array_equal(clean(dust), dust)
 
 
 def test_the_innermost_pixel_of_a_ring_lies_on_it():
@@ -66,44 +148,3 @@ def test_the_innermost_pixel_of_a_ring_lies_on_it():
     mask[12:34, 12:34] = False
     x, y = innermost_pixel(mask)
     assert mask[int(y), int(x)]
-
-
-@pytest.fixture
-def prompted(predictor):
-    """The tiny run with an outliner and a completer that fill boxes."""
-    prompted = copy.copy(predictor)
-    prompted.outliner = StubOutliner()
-    prompted.completer = lambda image, masks: masks
-    return prompted
-
-
-def image() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
-
-
-def test_queries_with_and_without_words_boxes_and_clicks(prompted):
-    queries = ["the red mug", None, "", "the red mug"]
-    boxes = [None, (5, 5, 40, 30), None, (5, 5, 40, 30)]
-    points = [None, None, [(20, 20)], None]
-    answers = prompted.predict(queries, image=image(), boxes=boxes, points=points)
-    alone = prompted.predict(["the red mug"], image=image())
-    np.testing.assert_allclose(answers[0].amodal_probability, alone[0].amodal_probability, 1e-4)
-    assert [answer.mask_type for answer in answers[1:3]] == ["modal", "modal"]
-    assert answers[1].amodal_probability is None
-    # Words decide the type, whatever the place.
-    assert answers[3].amodal_probability == pytest.approx(alone[0].amodal_probability, abs=1e-4)
-    assert answers[3].mask_type == alone[0].mask_type
-    np.testing.assert_array_equal(answers[3].modal, answers[1].modal)
-    forced = prompted.predict([None], "amodal", image(), boxes=[(5, 5, 40, 30)])
-    assert forced[0].mask_type == "amodal"
-    assert "probability of amodal" not in forced[0].summary()
-
-
-def test_a_query_needs_words_or_a_place(prompted, predictor):
-    with pytest.raises(InputError, match="empty"):
-        prompted.predict([None], image=image())
-    mask = np.ones(SIZE, bool)
-    with pytest.raises(InputError, match="one of them"):
-        prompted.predict([None], image=image(), masks=[mask], boxes=[(0, 0, 9, 9)])
-    with pytest.raises(InputError, match="no outliner"):
-        predictor.predict(["the red mug"], image=image(), boxes=[(0, 0, 9, 9)])

@@ -13,9 +13,7 @@ from r2sm_jax.query import REFERENCES, MaskType
 class TruncatedQuery(UserWarning):
     """A query is longer than the language model's limit; its end was not read.
 
-    The tokenizer collects such queries (`QueryTokenizer.truncated`), `Prediction.unread` holds the
-    end of one, and `predict`, `predict_batch` and `decide` give this warning. The commands print
-    it.
+    `Prediction.unread` holds the end of one, and `predict` and `decide` give this warning.
     """
 
 
@@ -39,9 +37,10 @@ class Decision(NamedTuple):
     """Which mask a query asks for."""
 
     mask_type: MaskType | None
-    """None for the head `none`, which decides nothing."""
+    """None for the head `none`, which decides nothing, unless the caller forces a type."""
     amodal_probability: float | None
-    """Probability of amodal by the head, also where the caller forces a type."""
+    """Probability of amodal by the head, also where the caller forces a type; None where there are
+    no words or the head decides nothing."""
     undecided: bool = False
     """The probability is too near to 0.5 to decide."""
 
@@ -58,17 +57,18 @@ def decide(
 
     Args:
         head: name of the mask-type head (`ModelConfig.head`).
+        query: the sentence. An empty one asks for nothing hidden.
         amodal_logit: calibrated logit of a learned head; other heads do not use it.
         mask_type: modal or amodal forces the type; auto lets the head decide.
         abstain: a probability that is nearer than this to 0.5 is undecided.
     """
-    if head == NO_HEAD:
-        # Its modal and amodal masks are equal, so a forced type changes nothing either.
-        return Decision(None, None)
-
     forced: MaskType | None = None
     if mask_type != "auto":
         forced = "amodal" if mask_type == "amodal" else "modal"
+    if not query:
+        return Decision(forced or "modal", None)
+    if head == NO_HEAD:
+        return Decision(forced, None)
 
     if head in REFERENCES:
         # The oracle repeats the type that it is told; the other rules ignore it.
@@ -81,10 +81,3 @@ def decide(
         return Decision(forced, probability)
     decided: MaskType = "amodal" if probability > 0.5 else "modal"
     return Decision(decided, probability, undecided=abs(probability - 0.5) < abstain)
-
-
-def decide_without_words(head: str, mask_type: str) -> Decision:
-    """The decision for a prompt without a sentence: modal, unless the caller forces a type."""
-    if head == NO_HEAD:
-        return Decision(None, None)
-    return Decision("amodal" if mask_type == "amodal" else "modal", None)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 from r2sm_jax.data.dataset import read_json
@@ -26,7 +28,7 @@ from r2sm_jax.data.images import (
     open_image,
 )
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
-from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.prediction import MAX_PICTURE, Prediction
 from r2sm_jax.inference.predictor import Asked, Predictor
 from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
 from r2sm_jax.progress import show_progress
@@ -34,6 +36,10 @@ from r2sm_jax.progress import show_progress
 PREDICTIONS = "predictions.json"
 MAX_LETTERS = 40
 """Of a sentence, in a file name. File systems allow 255 bytes, and a letter may take four."""
+
+
+BLANK = np.zeros((1, 1, 3), np.uint8)
+"""Stands for an image that cannot be read, about which nothing is asked."""
 
 
 class Task(NamedTuple):
@@ -250,24 +256,28 @@ def predict_images(
     waiting = [task for task in tasks if overwrite or not answers.has(task)]
     failed: dict[str, str] = {}
 
-    def read(task: Task) -> Asked | None:
+    def read(task: Task) -> Asked:
         try:
-            image = read_image(task.path, task.size)
+            frame = predictor.frame(read_image(task.path, task.size))
         except InputError as error:
             # One damaged file in a folder of thousands must not end the call.
             failed[task.name] = str(error)
-            return None
-        return Asked(predictor.frame(image), [text for _, text in task.queries], mask_type, task)
+            return Asked(predictor.frame(BLANK), (), (), task)
+        queries = [text for _, text in task.queries]
+        return Asked(frame, queries, [mask_type] * len(queries), task)
 
     def finish(asked: Asked, predictions: Iterable[Prediction]) -> None:
         task: Task = asked.about
+        if task.name in failed:
+            return
         pictures = answers.pictures(task)
         pixels = open_image(task.path) if pictures else None
         entries = []
         for number, prediction in enumerate(predictions):
             if pixels is not None:
                 with atomic_write(pictures[number]) as part:
-                    Image.fromarray(prediction.captioned_overlay(pixels)).save(part, format="PNG")
+                    picture = prediction.overlay(pixels, MAX_PICTURE)
+                    Image.fromarray(picture).save(part, format="PNG")
             entries.append(prediction.to_coco())
         answers.write(task, entries)
 
@@ -280,7 +290,7 @@ def predict_images(
     return Result(len(waiting) - len(failed), len(tasks) - len(waiting), failed)
 
 
-def read_image(path: Path, size: tuple[int, int] | None = None) -> Any:
+def read_image(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, "H W 3"]:
     """Opens an image `uint8 [H W 3]`, and warns if it has several frames.
 
     Args:

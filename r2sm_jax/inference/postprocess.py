@@ -3,8 +3,7 @@
     decide             mask-type head, rule or caller        Decision (decision.py)
     resize_logits      mask logits in the letterbox frame    mask logits of the image's size
     to_prediction      decision, masks, scores, instances    Prediction
-    with_given_mask    the caller's mask in place of ours    Prediction
-    with_hiders        what hides it, of the same call       Prediction
+    name_hiders        what hides it, of the same call       Prediction
 
 The presence of a target gates them so:
 
@@ -28,8 +27,6 @@ from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.models.r2sm import R2SMOutput
 
-MIN_COVERED = 0.5
-"""Share of a hidden part that the visible mask of another target covers if that hides it."""
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
 
@@ -136,50 +133,18 @@ def to_prediction(
     )
 
 
-def with_given_mask(
-    prediction: Prediction, modal: Mask, amodal: Mask, *, modal_score: float | None
-) -> Prediction:
-    """Returns a prediction about an object whose visible mask the caller gave or pointed at.
-
-    The decision stays. Score and presence are of masks that the model found by words, so the object
-    is there, and there is no score but that of the visible mask.
-
-    Args:
-        modal: the visible mask [H W].
-        amodal: the completed one, which contains it.
-        modal_score: predicted IoU of the visible mask; None where it is the caller's own.
-    """
-    mask = amodal if prediction.mask_type == "amodal" else modal
-    instance = InstanceMask(score=1.0, confidence=1.0, mask=mask, modal=modal, amodal=amodal)
-    return replace(
-        prediction,
-        score=modal_score if prediction.mask_type == "modal" else None,
-        # What is fitted is fitted to masks that the model found by words.
-        unsure_below=UNSURE_BELOW,
-        presence=1.0,
-        is_given=modal_score is None,
-        modal=modal,
-        amodal=amodal,
-        # An outliner may find nothing.
-        instances=(instance,) if modal.any() else (),
-        candidates=(),
-    )
-
-
-def with_hiders(predictions: Sequence[Prediction]) -> list[Prediction]:
+def name_hiders(predictions: Sequence[Prediction]) -> list[Prediction]:
     """Returns the predictions about one image, each with the query of the other one whose target
-    hides it, if there is one."""
-    if len(predictions) == 1:
-        return list(predictions)
+    hides it: whose visible mask covers most of the hidden part, and at least half of it."""
     named = []
     for prediction in predictions:
         hidden = prediction.occluded
-        hidden_by = ""
-        most = MIN_COVERED * max(1, np.count_nonzero(hidden))
+        most = max(1, masks.area(hidden)) / 2
+        hider = ""
         for other in predictions:
-            is_sure = not other.is_unsure and other.presence >= 0.5
-            count = np.count_nonzero(hidden & other.modal)
-            if other.query != prediction.query and is_sure and count >= most:
-                hidden_by, most = other.query, count
-        named.append(replace(prediction, hidden_by=hidden_by))
+            covered = masks.area(hidden & other.modal)
+            is_other = other.query not in ("", prediction.query) and not other.is_unsure
+            if is_other and covered >= most:
+                hider, most = other.query, covered
+        named.append(replace(prediction, hidden_by=hider) if hider else prediction)
     return named

@@ -1,7 +1,7 @@
 """The prediction for one query: masks at the image's own resolution, and the files made of them."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
 from math import ceil, sqrt
@@ -65,8 +65,8 @@ class Prediction:
     amodal_probability: float | None
     """None where the system makes no decision, or a prompt has no sentence."""
     score: float | None
-    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask, where
-    the completer drew the complete one."""
+    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask, and
+    where the completer drew the complete one."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -84,9 +84,9 @@ class Prediction:
     is_given: bool = False
     """The visible mask is the caller's own."""
     has_both_masks: bool = True
-    """False for a system that gives one mask a query: `modal` and `amodal` are the same then."""
+    """False where only one mask is known: `modal` and `amodal` are the same then."""
     hidden_by: str = ""
-    """The query of the same call whose target hides this one; empty where there is none."""
+    """The query of the same call whose target hides it, if one does."""
     unsure_below: float = UNSURE_BELOW
     """A `score` below this is called unsure: the mask is rather something else than what was
     meant."""
@@ -100,6 +100,51 @@ class Prediction:
     def mask(self) -> Mask:
         """The mask that the query asks for."""
         return self.amodal if self.mask_type == "amodal" else self.modal
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether nothing of the kind is seen in the image."""
+        # Whether masks are empty was decided before, by `ModelConfig.presence_threshold`. Here 0.5
+        # only chooses the words: the masks of something that is probably there can be empty, too.
+        return self.presence < 0.5 and not (self.amodal.any() or self.instances)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether `score` or `presence` says that `mask` is probably not what was meant."""
+        is_low = self.score is not None and self.score < self.unsure_below
+        return not self.is_absent and (is_low or self.presence < 0.5)
+
+    def about(self, modal: Mask, amodal: Mask | None, score: float | None) -> "Prediction":
+        """Returns the prediction about an object whose visible mask is known beforehand.
+
+        The decision stays. Presence and instances are of masks that the model found by words, so
+        the object is there, and it is one.
+
+        Args:
+            modal: the visible mask `[H W]`; an empty one means that nothing is there to outline.
+            amodal: the complete one, which contains it; None where nothing completes it.
+            score: predicted IoU of the visible mask; None where it is the caller's own.
+        """
+        complete = modal if amodal is None else amodal
+        mask = complete if self.mask_type == "amodal" else modal
+        # What is given is right, and ranks first.
+        confidence = 1.0 if score is None else score
+        instance = InstanceMask(1.0, confidence, mask, modal, complete)
+        return replace(
+            self,
+            # Nothing predicts the IoU of a completed mask.
+            score=None if self.mask_type == "amodal" else score,
+            modal=modal,
+            amodal=complete,
+            instances=(instance,) if modal.any() else (),
+            candidates=(),
+            mask_logits=None,
+            presence=1.0,
+            is_given=score is None,
+            has_both_masks=amodal is not None,
+            # What is fitted is fitted to masks that the model found by words.
+            unsure_below=UNSURE_BELOW,
+        )
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
         """Returns one of the masks in COCO's run-length encoding."""
@@ -141,26 +186,13 @@ class Prediction:
                 f"the image is {array.shape[1]} x {array.shape[0]}, the masks are {width} x "
                 f"{height} pixels; give the image that was predicted"
             )
-        visible = self.modal
-        occluded = self.occluded
+        step = 1
         if max_pixels is not None and height * width > max_pixels:
             step = ceil(sqrt(height * width / max_pixels))
             array = shrink(array, step)
-            visible = visible[::step, ::step]
-            occluded = occluded[::step, ::step]
+        visible = self.modal[::step, ::step]
+        occluded = self.occluded[::step, ::step]
         return overlay(array, visible, occluded, self.mask_type or "modal")
-
-    def captioned_overlay(self, image: ImageLike) -> UInt8[np.ndarray, "_height _width 3"]:
-        """`overlay` below a head with the sentence, the mask type, the score and a legend.
-
-        It is a picture to look at, so an image of more than `MAX_PICTURE` pixels is drawn smaller.
-        Raises InputError as `overlay`.
-        """
-        from r2sm_jax.data.sheet import add_head
-
-        caption = "nothing of the kind is seen" if self.is_absent else self.quality
-        picture = self.overlay(image, MAX_PICTURE)
-        return add_head(picture, self.query, self.mask_type, caption)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""
@@ -173,9 +205,9 @@ class Prediction:
         if self.undecided:
             values["undecided"] = True
         values["score"] = self.score
+        values["presence"] = self.presence
         if self.is_unsure:
             values["unsure"] = True
-        values["presence"] = self.presence
         for name in MASKS:
             values[name] = self.rle(name)
 
@@ -191,16 +223,21 @@ class Prediction:
         return values
 
     def to_coco(self) -> list[dict[str, Any]]:
-        """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances."""
+        """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances.
+
+        The score of a fused mask is its predicted IoU, or else that of the visible part; instances
+        are ranked by their confidence.
+        """
         score = self.score
         if score is None:
-            # A given mask ranks first: what was given is right.
-            score = 1.0
+            score = max((instance.confidence for instance in self.instances), default=0.0)
         fused: dict[str, Any] = {"segmentation": self.rle(), "score": score, "fused": True}
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
             fused["amodal_probability"] = self.amodal_probability
-        # Instances are ranked by their confidence; the score of a fused mask is its predicted IoU.
+        fused["presence"] = self.presence
+        if self.is_unsure:
+            fused["unsure"] = True
         entries = [fused]
         for instance in self.instances:
             entry = {"segmentation": masks.encode(instance.mask), "score": instance.confidence}
@@ -214,7 +251,7 @@ class Prediction:
         Raises InputError as `overlay`, or if the folder cannot be written.
         """
         # First, since it refuses an image of another size before anything is written.
-        picture = self.captioned_overlay(image)
+        picture = self.overlay(image, MAX_PICTURE)
         # prediction.json appears when this block ends, so a folder that has it has the pictures,
         # too. An OSError of any of the files becomes an InputError.
         with atomic_write(folder / "prediction.json") as part:
@@ -225,42 +262,25 @@ class Prediction:
 
     def summary(self) -> str:
         """Returns the prediction in one line: type, probability, how good it is, what is hidden."""
-        query = self.query or "what is pointed at"
+        name = f'"{self.query}"' if self.query else "what is pointed at"
         if self.is_absent:
-            return f'absent: "{query}", probability that it is there {self.presence:.2f}'
-        parts = [f'{self.mask_type or "no decision"}: "{query}"']
+            return f"absent: {name}, probability that it is there {self.presence:.2f}"
+        parts = [f"{self.mask_type or 'no decision'}: {name}"]
         if self.amodal_probability is not None:
             parts.append(f"probability of amodal {self.amodal_probability:.2f}")
         if self.undecided:
             parts.append("undecided")
-        parts.append(self.quality)
+        if self.is_given:
+            parts.append("from the given mask")
+        elif self.score is not None:
+            parts.append(f"predicted IoU {self.score:.2f}")
+        if self.is_unsure:
+            parts.append("unsure")
         if self.has_both_masks and self.mask_type is not None:
             by = f' by "{self.hidden_by}"' if self.hidden_by else ""
             share = masks.occlude_rate(self.modal, self.amodal)
             parts.append(f"{share:.0%} hidden{by}")
         return ", ".join(parts)
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether nothing of the kind is seen in the image."""
-        # Whether masks are empty was decided before, by `ModelConfig.presence_threshold`. Here 0.5
-        # only chooses the words: the masks of something that is probably there can be empty, too.
-        return self.presence < 0.5 and not (self.amodal.any() or self.instances)
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether the predicted IoU says that `mask` is probably not what was meant."""
-        return self.score is not None and self.score < self.unsure_below
-
-    @property
-    def quality(self) -> str:
-        """How good the mask is, in words."""
-        if self.is_given:
-            return "from the given mask"
-        if self.score is None:
-            return "no predicted IoU"
-        unsure = " (unsure)" if self.is_unsure else ""
-        return f"predicted IoU {self.score:.2f}{unsure}"
 
     def _mask_named(self, name: str) -> Mask:
         if name not in MASKS:

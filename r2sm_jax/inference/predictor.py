@@ -1,20 +1,14 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries.
 
-How a sentence about a photo becomes a mask:
-
     photo      open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
     sentence   TextStates: the frozen language model                token states [t l e]
     both       R2SM.decode                                          R2SMOutput: logits in the frame
     logits     decide (decision.py), to_prediction (postprocess.py) Prediction
 
-Where the caller gives the visible mask of the object as well:
+Where the caller says where the object is, the sentence only decides which of its masks is meant:
 
-    mask       read_mask (given_masks.py) -> MaskCompleter          complete mask [H W]
-    both masks with_given_mask (postprocess.py)                     in place of the found masks
-
-Where the caller gives a box or clicks (prompts.py), the outliner draws the visible mask, which then
-goes the way of a given one.
-
+    box, clicks   MaskOutliner     visible mask, in place of a given one
+    visible mask  MaskCompleter    complete mask; both replace those of the prediction
 """
 
 import copy
@@ -23,7 +17,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -39,16 +32,10 @@ from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_completer
-from r2sm_jax.inference.decision import TruncatedQuery, check_query, decide, decide_without_words
-from r2sm_jax.inference.given_masks import list_masks, read_mask
-from r2sm_jax.inference.postprocess import (
-    to_prediction,
-    with_given_mask,
-    with_hiders,
-)
+from r2sm_jax.inference.decision import TruncatedQuery, check_abstain, check_query, decide
+from r2sm_jax.inference.postprocess import name_hiders, to_prediction
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts
-from r2sm_jax.inference.reading import NUM_THREADS
+from r2sm_jax.inference.prompts import Request, list_masks, read_mask, read_requests
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Click, Prompt
@@ -56,8 +43,6 @@ from r2sm_jax.training.sharding import to_host
 
 T = TypeVar("T")
 R = TypeVar("R")
-EncodeText = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
-"""Returns the token states [k t l e] of k sentences, and which tokens are real [k t]."""
 
 MASK_TYPE_CHOICES = ("auto", "modal", "amodal")
 """Values of `mask_type`; auto: the query decides."""
@@ -66,6 +51,8 @@ QUERY_BUCKETS = (1, 4, 8)
 image with more queries than the last number takes several rows of a batch."""
 BATCH_ROWS = 8
 """Rows in a batch, each with up to 8 queries about one image; the last batch is padded."""
+NUM_THREADS = min(8, os.cpu_count() or 1)
+"""Each may hold a large image, or the masks of one, for a moment."""
 
 
 class FramedImage(NamedTuple):
@@ -84,25 +71,15 @@ class EncodedImage(NamedTuple):
     """The image itself, which the completer looks at."""
 
 
-class Request(NamedTuple):
-    """An image and the queries about it."""
-
-    image: ImageLike
-    queries: Sequence[str]
-    mask_types: Sequence[str] | None = None
-    """One for each query: auto, modal or amodal. None: as the call says."""
-
-
 class Asked(NamedTuple):
-    """An image and the queries about it, for `Predictor.stream`."""
+    """An image and the sentences about it, for `Predictor.stream`."""
 
     image: FramedImage
     queries: Sequence[str]
-    mask_type: str = "auto"
+    mask_types: Sequence[str]
+    """Auto, modal or amodal for each query."""
     about: Any = None
     """Whatever the caller wants to know of it later."""
-    mask_types: Sequence[str] | None = None
-    """One for each query, in place of `mask_type`."""
 
 
 class _Row(NamedTuple):
@@ -119,7 +96,7 @@ class Predictor:
     """Segments images by queries.
 
     `set_image` and `encode` compute the features of an image once, and `predict` decodes queries
-    with them. `predict_batch` and `predict_batches` compute several images at once.
+    with them. `predict_batches` and `stream` compute several images at once.
 
     Threads may share a predictor. But `set_image` sets one image for all of them, so a server
     should `encode` each image and pass it to `predict`.
@@ -192,6 +169,11 @@ class Predictor:
         return self.config.mask_threshold + float(self.calibration.mask_shift)
 
     @property
+    def has_prompts(self) -> bool:
+        """Whether the model reads boxes and clicks."""
+        return self.outliner is not None
+
+    @property
     def weights(self) -> nnx.State:
         """All weights of the segmenter except the language model's, on one device.
 
@@ -211,39 +193,32 @@ class Predictor:
         """Hash of all weights of the segmenter except the language model's."""
         return hash_weights(self.weights)
 
+    # One image.
+
     def set_image(self, image: ImageLike) -> None:
-        """Sets the image for the next calls of `predict`.
+        """Sets the image for the next calls of `predict`. Raises InputError as `encode`."""
+        self._image = self.encode(image)
+
+    def encode(self, image: ImageLike) -> EncodedImage:
+        """Computes the features of an image for `predict`.
 
         Args:
             image: a file, its bytes, a Pillow image, or an RGB array `uint8 [H W 3]`.
 
         Raises InputError if it cannot be read as an image, or is too large (see `open_image`).
         """
-        self._image = self.encode(image)
-
-    def encode(self, image: ImageLike) -> EncodedImage:
-        """Computes the features of an image for `predict`. Raises InputError as `set_image`."""
         self._check_process()
-        array = open_image(image)
-        letterbox, frame = self.frame(array)
+        pixels = open_image(image)
+        if isinstance(image, np.ndarray):
+            # What the caller draws into the array later must not change what is predicted.
+            pixels = pixels.copy()
+        letterbox, frame = self.frame(pixels)
         features = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
-        return EncodedImage(letterbox, features, array)
-
-    def frame(self, image: ImageLike) -> FramedImage:
-        """Fits an image into the model's frame, for `predict_logits`. Raises InputError as
-        `set_image`."""
-        array = open_image(image)
-        letterbox = Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
-        return FramedImage(letterbox, letterbox.image(array))
-
-    @property
-    def has_prompts(self) -> bool:
-        """Whether the model reads boxes and clicks."""
-        return self.outliner is not None
+        return EncodedImage(letterbox, features, pixels)
 
     def predict(
         self,
-        queries: Sequence[str | None],
+        queries: str | Iterable[str | None] | None = None,
         mask_type: str = "auto",
         image: EncodedImage | ImageLike | None = None,
         abstain: float = 0.0,
@@ -256,74 +231,46 @@ class Predictor:
         A query is a sentence, or a mask, a box or clicks, or both. Without a sentence nothing asks
         for the complete shape, so that the mask type is modal unless it is forced.
 
-        Where a visible mask is given, the query only decides whether that mask or the complete one
-        is meant. It is decoded like every query, since `R2SM.decode` gives the logit of the mask
-        type, too. But the masks that are found in this way are dropped: `modal` is the given mask,
-        `amodal` the completed one, there is one instance, `presence` is 1, and `score` is None,
-        since no IoU is predicted.
-
-        So it is with a box or clicks: the outliner draws the visible mask and predicts its IoU, the
-        score of a modal answer.
+        Where a visible mask is given, or outlined in a box or around clicks, the sentence only
+        decides whether that mask or the complete one is meant, and what the model found by words is
+        dropped (`Prediction.about`). Such masks of one call count as neighbours of one another, so
+        an object may be completed differently alone and beside others.
 
         Args:
             queries: sentences; a single one may be given as a string. None, or an empty one, where
-                a mask, a box or clicks stand in its place.
+                a mask, a box or clicks stand in its place, or for all of them.
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
-            masks: for each query the visible mask of the object that it means, in a layout of
-                `given_masks.to_mask`, or None where there is none. The masks of the other queries
-                count as the object's neighbours.
+            masks: for each query the visible mask of its object, in a layout of `prompts.to_mask`,
+                or None.
             boxes: for each query a box x0 y0 x1 y1 around what shows of its object, in pixels, or
                 None.
             points: for each query a list of clicks (x, y) or (x, y, is_positive), in pixels, or
                 None. A click that is not positive lies beside the object.
 
-        Raises InputError if there is no image, a query is empty, the mask type is unknown, or the
-        run has an oracle head and no type is forced; if there is not one mask, box or list of
-        points for each query, one of them cannot be used, or a query has both a mask and one of the
-        others; and if the model has no completer, or reads no boxes and clicks.
+        Raises InputError if there is no image, as `read_requests`, if the mask type is unknown or
+        the run has an oracle head and none is forced, and if the model lacks the completer or the
+        outliner that is needed.
         """
-        texts = [queries] if isinstance(queries, str) else [query or "" for query in queries]
-        if masks is not None:
-            masks = list_masks(masks)
-        given_masks = one_for_each(masks, len(texts), "masks", "mask")
-        image = self._image_or(image)
-        if not isinstance(image, EncodedImage):
-            image = self.encode(image)
-        prompts = read_prompts(boxes, points, len(texts), image.pixels.shape[:2])
-        if any(prompts) and not self.has_prompts:
-            raise no_prompts("this model")
-        sentences = []
-        for number, text in enumerate(texts):
-            mask, prompt = given_masks[number], prompts[number]
-            if mask is not None and prompt is not None:
-                raise InputError(
-                    f"query {number + 1} has a mask, and a box or points as well; give one of them"
-                )
-            if text or (mask is None and prompt is None):
-                sentences.append(text)
-        self.check(sentences, mask_type)
-        visible_masks, scores = self._visible_masks(given_masks, prompts, image)
-        # Before decoding, so that a mask that cannot be used is refused at once.
-        mask_pairs = self._complete_visible(visible_masks, image)
+        image = self._encoded(image)
+        requests = read_requests(queries, image.pixels.shape[:2], masks, boxes, points)
+        self.check((), mask_type)
+        check_abstain(abstain)
+        if self.outliner is None and any(request.prompt for request in requests):
+            raise InputError(
+                "this model has no outliner, which reads boxes and clicks; take one with an "
+                "outliner, such as photos-small, or give the visible mask"
+            )
 
-        predictions = []
-        for start in range(0, len(texts), QUERY_BUCKETS[-1]):
-            part = slice(start, start + QUERY_BUCKETS[-1])
-            (outputs,) = self._decode_rows(
-                image.features, [texts[part]], self.text_encoder.for_request
-            )
-            mask_types = [mask_type] * len(texts[part])
+        predictions: list[Prediction] = []
+        for part in _split([request.text for request in requests], QUERY_BUCKETS[-1]):
+            (outputs,) = self._decode_rows(image.features, [part])
             predictions += self.to_predictions(
-                texts[part], outputs, image.letterbox, mask_types, abstain=abstain
-            )
-        for index, (modal, amodal) in mask_pairs.items():
-            predictions[index] = with_given_mask(
-                predictions[index], modal, amodal, modal_score=scores.get(index)
+                part, outputs, image.letterbox, [mask_type] * len(part), abstain=abstain
             )
         self._warn_of_truncated(predictions)
-        return with_hiders(predictions)
+        return name_hiders(self._with_places(predictions, requests, image))
 
     def complete(
         self,
@@ -334,9 +281,8 @@ class Predictor:
         """Returns the complete masks `[H W]` of some objects of an image.
 
         Args:
-            masks: what shows of each object, in a layout of `given_masks.to_mask`; an array
-                `[m H W]` will do. None, which some systems give where they find nothing, is
-                refused.
+            masks: what shows of each object, in a layout of `prompts.to_mask`; an array `[m H W]`
+                will do. None, which some systems give where they find nothing, is refused.
             neighbours: for each object the union of the visible masks of all others, or None where
                 it is not known. Default: the union of the other `masks`.
             image: default: the one of `set_image`.
@@ -344,7 +290,10 @@ class Predictor:
         Raises InputError if there is no image, a mask cannot be used, or the model has no
         completer.
         """
-        image = self._image_or(image)
+        image = self._image if image is None else image
+        if image is None:
+            raise InputError("no image to look at; call set_image first")
+        # The completer reads pixels, so the features of the image are not needed.
         pixels = image.pixels if isinstance(image, EncodedImage) else open_image(image)
         if self.completer is None:
             raise no_completer("this model")
@@ -367,183 +316,122 @@ class Predictor:
             others.append(mask)
         return self.completer(pixels, visible_masks, neighbours=others)
 
-    def _image_or(self, image: EncodedImage | ImageLike | None) -> EncodedImage | ImageLike:
-        """The image of a call, or else that of `set_image`."""
+    def _encoded(self, image: EncodedImage | ImageLike | None) -> EncodedImage:
+        """Returns the image of a call, or else that of `set_image`."""
         if image is None:
             image = self._image
         if image is None:
             raise InputError("no image to look at; call set_image first")
-        return image
+        return image if isinstance(image, EncodedImage) else self.encode(image)
 
-    def _visible_masks(
-        self,
-        given_masks: Sequence[Any | None],
-        prompts: Sequence[Prompt | None],
-        image: EncodedImage,
-    ) -> tuple[dict[int, Mask], dict[int, float]]:
-        """The visible masks that are known before decoding, by the index of their query: given
-        ones, and those that the outliner draws, whose predicted IoUs come second."""
-        visible_masks: dict[int, Mask] = {}
-        for index, mask in enumerate(given_masks):
-            if mask is not None:
-                name = f"the mask of query {index + 1}"
-                visible_masks[index] = read_mask(mask, image.pixels.shape[:2], name)
+    def _with_places(
+        self, predictions: Sequence[Prediction], requests: Sequence[Request], image: EncodedImage
+    ) -> list[Prediction]:
+        """Returns the predictions; those of queries with a mask, a box or clicks are about it."""
+        visible_masks: dict[int, tuple[Mask, float | None]] = {}
+        for index, request in enumerate(requests):
+            if request.mask is not None:
+                visible_masks[index] = request.mask, None
+            elif request.prompt is not None:
+                assert self.outliner is not None  # `predict` has refused it
+                (outline,) = self.outliner(image.pixels, [request.prompt])
+                visible_masks[index] = outline.mask, outline.iou
 
-        scores: dict[int, float] = {}
-        if self.outliner is not None:
-            for index, prompt in enumerate(prompts):
-                if prompt is not None:
-                    (outline,) = self.outliner(image.pixels, [prompt])
-                    visible_masks[index] = outline.mask
-                    scores[index] = outline.iou
-        return visible_masks, scores
-
-    def _complete_visible(
-        self, visible_masks: dict[int, Mask], image: EncodedImage
-    ) -> dict[int, tuple[Mask, Mask]]:
-        """Each visible mask with the complete one, by the same indices.
-
-        An outliner may find nothing. Such an empty mask stays as it is.
-        """
         # Two queries may mean the same object, which is no neighbour of itself. So equal masks are
-        # completed once. Arrays cannot be keys of a dict, their bytes can.
-        different = {mask.tobytes(): mask for mask in visible_masks.values() if mask.any()}
+        # completed once. Arrays cannot be keys of a dict, their bytes can. An outliner may find
+        # nothing.
+        different = {mask.tobytes(): mask for mask, _ in visible_masks.values() if mask.any()}
         complete_masks: dict[bytes, Mask] = {}
-        if different:
-            if self.completer is None:
-                raise no_completer("this model")
+        if different and self.completer is not None:
             completed = self.completer(image.pixels, list(different.values()))
             complete_masks = dict(zip(different, completed, strict=True))
-        pairs = {}
-        for index, mask in visible_masks.items():
-            pairs[index] = (mask, complete_masks.get(mask.tobytes(), mask))
-        return pairs
 
-    def predict_batch(
-        self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
-    ) -> list[list[Prediction]]:
-        """Returns the predictions for the queries `queries[i]` about `images[i]`.
+        answers = list(predictions)
+        for index, (visible, score) in visible_masks.items():
+            needs_completer = score is None or answers[index].mask_type == "amodal"
+            if self.completer is None and needs_completer:
+                raise no_completer("this model")
+            # There is nothing to complete where the outliner found nothing.
+            amodal = complete_masks.get(visible.tobytes(), None if visible.any() else visible)
+            answers[index] = answers[index].about(visible, amodal, score)
+        return answers
 
-        Raises InputError as `set_image` and `predict`, or if there is not one list of queries for
-        each image.
-        """
-        if len(images) != len(queries):
-            raise InputError(
-                f"{len(images)} images, but {len(queries)} lists of queries; give one list for "
-                "each image"
-            )
-        requests = []
-        for image, sentences in zip(images, queries, strict=True):
-            sentences = [sentences] if isinstance(sentences, str) else list(sentences)
-            self.check(sentences, mask_type)
-            requests.append(Request(image, sentences))
-        predictions = self.predict_batches(
-            requests,
-            mask_type,
-            batch_rows=BATCH_ROWS if len(requests) > 1 else 1,
-            encode_text=self.text_encoder.for_request,
-        )
-        batch = list(predictions)
-        for of_image in batch:
-            self._warn_of_truncated(of_image)
-        return batch
+    # Many images.
 
     def predict_batches(
         self,
-        requests: Iterable[Request],
+        images: Iterable[ImageLike],
+        queries: Iterable[Sequence[str]],
         mask_type: str = "auto",
-        *,
-        with_candidates: bool = False,
-        with_logits: bool = False,
-        batch_rows: int = BATCH_ROWS,
-        encode_text: EncodeText | None = None,
     ) -> Iterator[list[Prediction]]:
-        """Yields the predictions for each request, in order. Images are opened a batch at a time.
+        """Yields the predictions for the sentences `queries[i]` about `images[i]`, 8 images at a
+        time. Raises InputError as `encode` and `predict`."""
 
-        Args:
-            requests: may be a generator, so that not all images are in memory.
-            mask_type: for requests without `mask_types`.
-            with_candidates: fill in `Prediction.candidates`.
-            with_logits: fill in `Prediction.mask_logits`.
-            batch_rows: number of images in a batch; the last batch is padded.
-            encode_text: default: `text_encoder`, which keeps the states of all sentences.
-        """
-        requests = iter(requests)
-        batch = list(islice(requests, batch_rows))
-        while batch:
-            images = [self.frame(request.image) for request in batch]
-            queries = [request.queries for request in batch]
-            outputs = self.predict_logits(images, queries, batch_rows, encode_text)
+        def read(item: tuple[ImageLike, Sequence[str]]) -> Asked:
+            image, sentences = item
+            self.check(sentences, mask_type)
+            return Asked(self.frame(image), sentences, [mask_type] * len(sentences))
 
-            for request, image, outputs_of_image in zip(batch, images, outputs, strict=True):
-                mask_types = request.mask_types or [mask_type] * len(request.queries)
-                yield self.to_predictions(
-                    request.queries,
-                    outputs_of_image,
-                    image.letterbox,
-                    mask_types,
-                    with_candidates=with_candidates,
-                    with_logits=with_logits,
-                )
-            batch = list(islice(requests, batch_rows))
+        items = list(zip(images, queries, strict=True))
+        for predictions in self.stream(items, read, lambda _, predictions: list(predictions)):
+            self._warn_of_truncated(predictions)
+            yield name_hiders(predictions)
 
     def stream(
         self,
         items: Sequence[T],
-        read: Callable[[T], Asked | None],
+        read: Callable[[T], Asked],
         finish: Callable[[Asked, Iterator[Prediction]], R],
-        **options: Any,
-    ) -> Iterator[R | None]:
+        **options: bool,
+    ) -> Iterator[R]:
         """Yields for each item, in order, what `finish` makes of the predictions about its image.
 
-        While the model computes a batch, threads read the images of the next one and finish those
-        of the last one. Predictions are made as `finish` asks for them, one after the other, since
-        the masks of a large image are large.
+        While the model computes 8 images, threads read the next ones and finish the last ones.
+        Predictions are made as `finish` asks for them, one after the other, since the masks of a
+        large image are large.
 
         Args:
             items: anything that `read` takes.
-            read: gives the image of an item and its queries; None leaves it out.
-            finish: is called with what `read` gave, and its predictions.
+            read: gives the image of an item and its queries.
+            finish: takes what `read` gave, and its predictions.
             options: of `to_predictions`.
         """
-        parts = [*_split(items, BATCH_ROWS), []]
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            reading: list[Future[Asked | None]] = []
-            finishing: list[Future[R] | None] = []
-            for part in parts:
-                all_asked = [future.result() for future in reading]
-                reading = [pool.submit(read, item) for item in part]
-                outputs = iter(())
-                present = [asked for asked in all_asked if asked is not None]
-                if present:
-                    images = [asked.image for asked in present]
-                    outputs = iter(self.predict_logits(images, [a.queries for a in present]))
-                # Before more is handed to the threads, so that none waits for the next images.
-                yield from (future and future.result() for future in finishing)
-                finishing = []
-                for asked in all_asked:
-                    if asked is None:
-                        finishing.append(None)
-                        continue
-                    predictions = self._make_predictions(asked, next(outputs), options)
-                    finishing.append(pool.submit(finish, asked, predictions))
-            yield from (future and future.result() for future in finishing)
 
-    def _make_predictions(
-        self, asked: Asked, outputs: Sequence[R2SMOutput], options: dict[str, Any]
-    ) -> Iterator[Prediction]:
-        """Makes the predictions about an image as they are asked for."""
-        mask_types = asked.mask_types or [asked.mask_type] * len(asked.queries)
-        for query, output, mask_type in zip(asked.queries, outputs, mask_types, strict=True):
-            arguments = [query], [output], asked.image.letterbox, [mask_type]
-            yield from self.to_predictions(*arguments, **options)
+        def predict(asked: Asked, outputs: Sequence[R2SMOutput]) -> Iterator[Prediction]:
+            for query, mask_type, output in zip(
+                asked.queries, asked.mask_types, outputs, strict=True
+            ):
+                letterbox = asked.image.letterbox
+                yield from self.to_predictions([query], [output], letterbox, [mask_type], **options)
+
+        parts = [*_split(items, BATCH_ROWS), ()]
+        finishing: list[Future[R]] = []
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            reading = [pool.submit(read, item) for item in parts[0]]
+            for following in parts[1:]:
+                all_asked = [future.result() for future in reading]
+                reading = [pool.submit(read, item) for item in following]
+                images = [asked.image for asked in all_asked]
+                outputs = self.predict_logits(images, [asked.queries for asked in all_asked])
+                finished = finishing
+                finishing = []
+                for asked, of_image in zip(all_asked, outputs, strict=True):
+                    finishing.append(pool.submit(finish, asked, predict(asked, of_image)))
+                yield from (future.result() for future in finished)
+            yield from (future.result() for future in finishing)
+
+    def frame(self, image: ImageLike) -> FramedImage:
+        """Fits an image into the model's frame, for `predict_logits`. Raises InputError as
+        `encode`."""
+        array = open_image(image)
+        letterbox = Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
+        return FramedImage(letterbox, letterbox.image(array))
 
     def predict_logits(
         self,
         images: Sequence[FramedImage | UInt8[np.ndarray, "_H _W 3"]],
         queries: Sequence[Sequence[str]],
         batch_rows: int = BATCH_ROWS,
-        encode_text: EncodeText | None = None,
     ) -> list[list[R2SMOutput]]:
         """Returns the model's outputs for `queries[i]` about `images[i]`.
 
@@ -567,12 +455,55 @@ class Predictor:
             frames = np.stack([row.frame for row in padded])
             valid = np.stack([row.valid for row in padded])
             features = self._encode_image(self.weights, frames, valid)
-
-            queries_of_rows = [row.queries for row in batch]
-            decoded = self._decode_rows(features, queries_of_rows, encode_text or self.text_encoder)
+            decoded = self._decode_rows(features, [row.queries for row in batch])
             for row, outputs_of_row in zip(batch, decoded, strict=True):
                 outputs[row.image_index] += outputs_of_row
         return outputs
+
+    def to_predictions(
+        self,
+        queries: Sequence[str],
+        outputs: Sequence[R2SMOutput],
+        letterbox: Letterbox,
+        mask_types: Sequence[str],
+        *,
+        abstain: float = 0.0,
+        with_candidates: bool = False,
+        with_logits: bool = False,
+    ) -> list[Prediction]:
+        """Makes the predictions for the queries about one image (postprocess.py).
+
+        Threads may call it while another one computes the outputs of other images.
+
+        Args:
+            queries: the sentences, or "" where there is none.
+            outputs: those of `predict_logits` for this image, one for each query.
+            letterbox: the image's.
+            mask_types: auto, modal or amodal for each query.
+            abstain: a probability that is nearer than this to 0.5 is undecided.
+            with_candidates: fill in `Prediction.candidates`.
+            with_logits: fill in `Prediction.mask_logits`.
+        """
+        predictions = []
+        for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
+            amodal_logit = float(output.amodal_logit)
+            # Known since the query was encoded for `outputs`.
+            is_truncated = query in self.text_encoder.truncated
+            prediction = to_prediction(
+                query,
+                output,
+                decide(self.config.head, query, amodal_logit, mask_type, abstain=abstain),
+                letterbox,
+                presence_threshold=self.config.presence_threshold,
+                with_candidates=with_candidates,
+                with_logits=with_logits,
+                unread=self.text_encoder.cut_off(query) if is_truncated else "",
+                unsure_below=float(self.calibration.unsure_below),
+            )
+            predictions.append(prediction)
+        return predictions
+
+    # The rest.
 
     def amodal_logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
         """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
@@ -609,10 +540,7 @@ class Predictor:
             )
 
     def _decode_rows(
-        self,
-        image_features: ImageFeatures,
-        queries: Sequence[Sequence[str]],
-        encode_text: EncodeText,
+        self, image_features: ImageFeatures, queries: Sequence[Sequence[str]]
     ) -> list[list[R2SMOutput]]:
         """Decodes the queries of each row.
 
@@ -628,7 +556,7 @@ class Predictor:
         texts = []
         for row in _pad(queries, num_rows):
             texts += _pad(row, num_queries)
-        states, text_mask = encode_text(texts)
+        states, text_mask = self.text_encoder.for_request(texts)
         states = states.reshape(num_rows, num_queries, *states.shape[1:])
         text_mask = text_mask.reshape(num_rows, num_queries, -1)
 
@@ -640,54 +568,6 @@ class Predictor:
             # Every field of the output has the axes [b k ...].
             decoded.append([R2SMOutput(*(x[b, k] for x in outputs)) for k in range(len(row))])
         return decoded
-
-    def to_predictions(
-        self,
-        queries: Sequence[str],
-        outputs: Sequence[R2SMOutput],
-        letterbox: Letterbox,
-        mask_types: Sequence[str],
-        *,
-        abstain: float = 0.0,
-        with_candidates: bool = False,
-        with_logits: bool = False,
-    ) -> list[Prediction]:
-        """Makes the predictions for the queries about one image (postprocess.py).
-
-        Threads may call it while another one computes the outputs of other images.
-
-        Args:
-            queries: the sentences, or "" where there is none.
-            outputs: those of `predict_logits` for this image, one for each query.
-            letterbox: the image's.
-            mask_types: auto, modal or amodal for each query.
-            abstain: a probability that is nearer than this to 0.5 is undecided.
-            with_candidates: fill in `Prediction.candidates`.
-            with_logits: fill in `Prediction.mask_logits`.
-        """
-        predictions = []
-        for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
-            if query:
-                decision = decide(
-                    self.config.head, query, float(output.amodal_logit), mask_type, abstain=abstain
-                )
-            else:
-                decision = decide_without_words(self.config.head, mask_type)
-            # Known since the query was encoded for `outputs`.
-            is_truncated = query in self.text_encoder.truncated
-            prediction = to_prediction(
-                query,
-                output,
-                decision,
-                letterbox,
-                presence_threshold=self.config.presence_threshold,
-                with_candidates=with_candidates,
-                with_logits=with_logits,
-                unread=self.text_encoder.cut_off(query) if is_truncated else "",
-                unsure_below=float(self.calibration.unsure_below),
-            )
-            predictions.append(prediction)
-        return predictions
 
     def _warn_of_truncated(self, predictions: Sequence[Prediction]) -> None:
         for prediction in predictions:
@@ -732,7 +612,7 @@ def hash_weights(weights: nnx.State) -> str:
 def _calibrated_amodal_logit(
     model: R2SM, text: jax.Array, mask: jax.Array, calibration: Calibration
 ) -> Float[jax.Array, " k"]:
-    """Logits of the mask-type head, without an image."""
+    """Computes the logits of the mask-type head, without an image."""
     return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
 
 
