@@ -1,7 +1,6 @@
 """EfficientNet-Lite: its folding and layers by hand, the published weights in torch, and runs with
 it."""
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -14,26 +13,25 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from tiny_efficientnet import DIMS, tiny_tensors
 
-from r2sm_jax import evaluate
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.inference.export_weights import flat_weights
-from r2sm_jax.inference.exporter import export
-from r2sm_jax.inference.run import Run, load
+from r2sm_jax.errors import InputError
+from r2sm_jax.inference.run import load
 from r2sm_jax.models import hub
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.efficientnet import EfficientNetLite
+from r2sm_jax.models.hub import read_pickle
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
-from r2sm_jax.models.keys_efficientnet import (
+from r2sm_jax.models.keys import (
+    EFFICIENTNET,
+    first_blocks,
     fold_batch_norms,
-    match_efficientnet,
     read_block_dims,
     read_efficientnet,
 )
-from r2sm_jax.models.matching import put_weights
-from r2sm_jax.models.pickles import read_pickle
+from r2sm_jax.models.matching import match_weights, put_weights
 from r2sm_jax.models.plain_vit import IMAGENET, normalise
 from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG
 from r2sm_jax.train import main
@@ -129,10 +127,9 @@ def test_features_at_each_stride_and_pixels_as_published():
     )
 
 
-@pytest.mark.parametrize(("stride", "levels"), [(32, 4), (8, 2), (2, 0), (0, 0)])
-def test_in_the_encoder(stride, levels):
-    """Cached features of the frozen part give the same tokens and skips; the rest has
-    parameters."""
+@pytest.mark.parametrize("stride", [32, 8, 2, 0])
+def test_in_the_encoder(stride):
+    """Blocks up to the stride are frozen; the rest has parameters."""
     config = replace(VISION, efficientnet_frozen_to=stride)
     encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
     freeze_published(encoder)
@@ -143,126 +140,75 @@ def test_in_the_encoder(stride, levels):
     assert sorted(trained.get("blocks", {})) == list(range(first, len(DIMS)))
 
     image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64, 3)), jnp.float32)
-    cached = nnx.jit(VisionEncoder.frozen_features)(encoder, image)
-    assert [x is not None for x in cached[2:]] == [number < levels for number in range(4)]
     out = run(encoder, image)
     assert out.tokens.shape == (2, 4, 4, 8) and encoder.skip_dims == (6, 8)
     assert [x.shape[1:] for x in out.skips] == [(16, 16, 6), (8, 8, 8)]
-    again = run(encoder, image * 0 if levels else image, cached)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), again, out)
+
+
+def test_the_first_blocks_can_be_filled_alone(folder):
+    whole = EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    state = nnx.State({"vision": nnx.State({"efficientnet": nnx.state(whole)})})
+    report = match_weights(read_efficientnet(folder), state, EFFICIENTNET, folder)
+    nnx.update(whole, put_weights(state, report.values)["vision"]["efficientnet"])
+    part = EfficientNetLite(DIMS[:-2], dtype=FLOAT32, rngs=nnx.Rngs(1))
+    nnx.update(part, first_blocks(nnx.state(part), folder))
+    image = jnp.asarray(np.random.default_rng(0).normal(size=(1, 64, 64, 3)), jnp.float32)
+    features = part(image)
+    jax.tree.map(np.testing.assert_array_equal, features, whole(image)[: len(features)])
+    other = EfficientNetLite((*DIMS[:-3], 10), dtype=FLOAT32, rngs=nnx.Rngs(1))
+    with pytest.raises(InputError, match="weight has shape"):
+        first_blocks(nnx.state(other), folder)
 
 
 # Runs
 
 
 @pytest.fixture
-def flags(tiny_flags, folder) -> list[object]:
-    return [
-        *tiny_flags,
-        "--model.vision.encoder",
-        "efficientnet",
-        "--model.vision.patch-size",
-        16,
-        "--model.vision.image-size",
-        64,
-        "--train.steps",
-        3,
-        EFFICIENTNET_FLAG,
-        folder,
-        "--data.no-mirror",
-    ]
-
-
-def values_of(run_folder: Path) -> dict[str, nnx.Variable]:
-    """Last weights of a run by dotted path; the best may be those before the rates rise above 0."""
-    state = nnx.to_flat_state(load(run_folder, checkpoint="latest").predictor.weights)
-    return {".".join(map(str, path)): leaf for path, leaf in state}
-
-
-def check_compact_export(run: Run, folder: Path) -> dict[str, np.ndarray]:
-    """Exports a run without its frozen weights. Returns the weights that the export has once it is
-    loaded: those that it stores are rounded to float16."""
-    export(run, folder, compact=True)
-    stored = load_file(folder / "model.safetensors")
-    assert not any(name.startswith("vision.efficientnet.") for name in stored)
-    assert "vision.stem.norms.0.scale" in stored
-    assert all(value.dtype == np.float16 for value in stored.values())
-    weights = dict(flat_weights(run.predictor.weights))
-    for name in stored:
-        weights[name] = np.asarray(weights[name]).astype(np.float16).astype(np.float32)
-    return weights
-
-
-@pytest.mark.slow
-def test_a_run_from_cached_features_stands_on_its_own(
-    flags, folder, bert_folder, tmp_path, command, monkeypatch
-):
-    """Its compact export has no frozen weights: it finds them by name, here beside it."""
-    folder_of_run = tmp_path / "run"
-    end = command(main, *flags, "--run", folder_of_run, "--data.cache-dir", tmp_path / "features")
-    assert end.code == 0, end
-    assert "features of" in end.out and "frozen: vision" in end.out
-    assert read_config(folder_of_run).model.vision.efficientnet_dims == DIMS
-    state = values_of(folder_of_run)
-    published = fold_batch_norms(tiny_tensors())
-    for part in ("expand", "depthwise", "project"):
-        value = published[f"_blocks.2._{part}_conv.weight"].transpose(2, 3, 1, 0)
-        ours = state[f"vision.efficientnet.blocks.2.{part}.kernel"][...]
-        np.testing.assert_array_equal(ours, value[0, 0] if ours.ndim == 2 else value)
-    assert np.abs(state["vision.stem.norms.0.scale"][...] - 1).max() > 0  # the new part is trained
-    losses = [
-        json.loads(line).get("train/loss")
-        for line in (folder_of_run / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert np.isfinite([loss for loss in losses if loss is not None]).all()
-
-    exported = tmp_path / "small"
-    weights = check_compact_export(load(folder_of_run), exported)
-    with monkeypatch.context() as patch:
-        patch.chdir(folder.parent)
-        Path(bert_folder.name).symlink_to(bert_folder)
-        loaded = flat_weights(load(exported).predictor.weights)
-    assert loaded.keys() == weights.keys()
-    assert all(np.array_equal(loaded[name], value) for name, value in weights.items())
-
-    shutil.rmtree(folder)
-    flags = "--samples", 2, "--out", tmp_path / "scores"
-    assert command(evaluate.main, folder_of_run, *flags).code == 0
-    assert command(main, "--resume", "--run", folder_of_run).code == 0
+def flags(published_flags, folder) -> list[object]:
+    encoder = ["--model.vision.encoder", "efficientnet", EFFICIENTNET_FLAG, folder]
+    return [*published_flags, *encoder]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
-def test_what_is_not_frozen_is_trained_slowly(flags, tmp_path, command):
-    """Here the stages after stride 8, from features that are kept."""
-    cache = "--data.cache-dir", tmp_path / "features"
-    end = command(
-        main, *flags, *cache, "--run", tmp_path / "run", "--model.vision.efficientnet-frozen-to", 8
-    )
-    assert end.code == 0 and "features of" in end.out, end
-    state = values_of(tmp_path / "run")
+def test_stages_that_are_not_frozen_are_trained_slowly(flags, folder, tmp_path, command):
+    """The run stands on its own once it has begun."""
+    run_folder = tmp_path / "run"
+    frozen_to = "--model.vision.efficientnet-frozen-to", 8
+    end = command(main, *flags, *frozen_to, "--run", run_folder)
+    assert end.code == 0, end
+    shutil.rmtree(folder)
+    assert command(main, "--resume", "--run", run_folder).code == 0
+    config = read_config(run_folder)
+    assert config.model.vision.efficientnet_dims == DIMS
+
+    # Of the last step: the best may be from before the rates rise above 0.
+    leaves = nnx.to_flat_state(load(run_folder, checkpoint="latest").predictor.weights)
+    state = {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in leaves}
     published = fold_batch_norms(tiny_tensors())
     first = published["_conv_stem.weight"].transpose(2, 3, 1, 0)
-    np.testing.assert_array_equal(state["vision.efficientnet.first.kernel"][...], first)
+    np.testing.assert_array_equal(state["vision.efficientnet.first.kernel"], first)
     last = len(DIMS) - 1
     before = published[f"_blocks.{last}._depthwise_conv.weight"].transpose(2, 3, 1, 0)
-    difference = np.abs(
-        state[f"vision.efficientnet.blocks.{last}.depthwise.kernel"][...] - before
-    ).max()
-    config = read_config(tmp_path / "run").optimizer
-    assert 0 < difference <= 3 * config.pretrained_rate * config.learning_rate
+    after = state[f"vision.efficientnet.blocks.{last}.depthwise.kernel"]
+    rate = config.optimizer.pretrained_rate * config.optimizer.learning_rate
+    assert 0 < np.abs(after - before).max() <= config.train.steps * rate
+    assert np.abs(state["vision.stem.norms.0.scale"] - 1).max() > 0  # the new part is trained
+
+
+LITE9 = (EFFICIENTNET_FLAG, "efficientnet-lite9")
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ([EFFICIENTNET_FLAG, "efficientnet-lite9"], "efficientnet-lite0"),
-        (["--model.vision.encoder", "conv"], "--model.vision.encoder"),
-        (["--model.vision.patch-size", "8"], "--model.vision.patch-size 8"),
+        (["--model.vision.encoder", "efficientnet"], "--model.vision.efficientnet"),
+        ([*LITE9, "--model.vision.encoder", "efficientnet"], "efficientnet-lite0"),
+        (LITE9, "--model.vision.encoder efficientnet"),
     ],
 )
-def test_refusals(arguments, word, flags, tmp_path, refused):
-    assert word in refused(main, *flags, "--run", tmp_path / "run", *arguments)
+def test_refusals(arguments, word, published_flags, tmp_path, refused):
+    assert word in refused(main, *published_flags, "--run", tmp_path / "run", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +261,7 @@ def test_the_published_model_is_torchs(number):
     theirs.load_state_dict(stored)
     graphdef, state = nnx.split(EfficientNetLite(dims, dtype=FLOAT32, rngs=nnx.Rngs(0)))
     state = nnx.State({"vision": nnx.State({"efficientnet": state})})
-    report = match_efficientnet(state, file)
+    report = match_weights(tensors, state, EFFICIENTNET, file)
     assert len(report.unused) == 4 and not report.initialised
     model = nnx.merge(graphdef, put_weights(state, report.values)["vision"]["efficientnet"])
 

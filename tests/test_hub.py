@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,16 @@ from tiny_models import WIDTH
 from r2sm_jax.config import MINILM
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.export_folder import find_folder
 from r2sm_jax.models import hub
-from r2sm_jax.models.hub import INDEX, file_sha256, read_tensors, weight_files, weights_sha256
-from r2sm_jax.models.pickles import MAGIC, read_pickle
+from r2sm_jax.models.hub import (
+    INDEX,
+    MAGIC,
+    file_sha256,
+    read_pickle,
+    read_tensors,
+    weight_files,
+    weights_sha256,
+)
 from r2sm_jax.models.text_encoder import load_text_encoder
 
 FLAG = "--model.text.name"
@@ -56,35 +61,28 @@ def lookups(tmp_path, monkeypatch):
     return tried
 
 
-def test_a_local_folder_comes_first(bert_copy, lookups):
-    assert find(str(bert_copy)) == bert_copy and lookups == []
-
-
 def test_minilm_is_looked_for_in_both_caches_then_on_the_hub_then_as_a_wheel(
-    lookups, tmp_path, capsys
+    lookups, bert_copy, tmp_path, capsys, monkeypatch
 ):
-    with pytest.raises(InputError, match=rf"on the hub .* PyPI wheel .*{FLAG} FOLDER"):
+    with pytest.raises(InputError, match=rf"not found, as a wheel neither .*{FLAG} FOLDER"):
         find(MINILM)
     assert lookups == ["cache", "hub", "pip"]
     assert "downloading" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(hub.huggingface_hub, "snapshot_download", lambda *a, **k: str(bert_copy))
+        assert find(MINILM) == bert_copy
     lookups.clear()
     unpacked = tmp_path / "cache" / "all-MiniLM-L6-v2"
     unpacked.mkdir(parents=True)
-    assert find(MINILM) == unpacked and lookups == []
+    assert find(MINILM) == unpacked and find(str(bert_copy)) == bert_copy and lookups == []
 
 
 @pytest.mark.parametrize(
     ("name", "message", "tried"),
     [
         ("hf:someone/bert", "not found on the hub", ["cache", "hub"]),
-        (
-            "models/mugs",
-            "there is no such folder; write hf:models/mugs",
-            ["cache"],
-        ),  # perhaps mistyped
-        ("./nowhere", "neither a folder nor a Hugging Face name", []),
-        ("a/b/c", "neither a folder nor a Hugging Face name", []),
-        ("two words", "neither a folder nor a Hugging Face name", []),
+        ("models/mugs", "there is no such folder", []),  # perhaps mistyped
+        ("a/b/c", "there is no such folder", []),
     ],
 )
 def test_names_that_are_nowhere(name, message, tried, lookups):
@@ -93,19 +91,13 @@ def test_names_that_are_nowhere(name, message, tried, lookups):
     assert lookups == tried
 
 
-@pytest.mark.parametrize("find_any", [find, find_folder])
-def test_a_proxy_that_refuses_is_one_sentence(find_any, lookups, monkeypatch):
+def test_a_proxy_that_refuses_is_one_sentence(lookups, monkeypatch):
     def offline(*_, **__):
         raise HTTPError("403 Forbidden")
 
     monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", offline)
     with pytest.raises(InputError, match=r"hf:someone/bert: .* hub .*\(HTTPError"):
-        find_any("hf:someone/bert")
-
-
-def test_the_cache_of_the_hub_is_used_if_it_has_the_weights(lookups, bert_copy, monkeypatch):
-    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", lambda *a, **k: str(bert_copy))
-    assert find(MINILM) == bert_copy
+        find("hf:someone/bert")
 
 
 def test_the_hub_gives_the_configuration_first_and_then_known_files_only(bert_copy, monkeypatch):
@@ -128,6 +120,20 @@ def test_the_hub_gives_the_configuration_first_and_then_known_files_only(bert_co
     name, revision, patterns = downloads[-1]
     assert (name, revision) == ("someone/bert", "v1.0")
     assert not [p for p in patterns if p.endswith(("*", ".py", ".bin", ".pt"))]
+
+
+def test_a_download_that_was_cut_short_is_gone_on_with(bert_copy, monkeypatch):
+    weights = bert_copy / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+
+    def snapshot(name, *, local_files_only, **options):
+        if not local_files_only:
+            weights.write_bytes(content)
+        return str(bert_copy)
+
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
+    assert find("hf:someone/bert") == bert_copy and weights.exists()
 
 
 def write_wheel(command: list[str], wheel: Any, files: dict[str, bytes]) -> str:
@@ -199,24 +205,26 @@ def test_no_code_of_a_model_folder_is_run(bert_copy, tmp_path, monkeypatch):
         assert not (tmp_path / "ran").exists(), (tokenizer, model)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "sam_vit_b_01ec64.pth", "model.pt"])
-def test_pickles_are_refused_and_never_opened(tmp_path, name, monkeypatch):
+def test_pickles_are_refused_and_never_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
-    message = rf"{name} is a pickle .* runs any code .* convert it once with torch"
-    with pytest.raises(InputError, match=message):
-        read_tensors(tmp_path)
-    with pytest.raises(InputError, match=message):
-        find(str(tmp_path / name))
+    file = tmp_path / "pytorch_model.bin"
+    file.write_bytes(pickle.dumps(Bomb()))
+    for read in (lambda: read_tensors(tmp_path), lambda: find(str(file))):
+        with pytest.raises(InputError, match=r"only safetensors files .* convert it once with"):
+            read()
     assert not (tmp_path / "ran").exists()
 
 
 def tensor_code(
-    count: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int = 0,
+    count: str = "I6\n",
+    kind: str = "ctorch\nFloatStorage\n",
 ) -> bytes:
-    """A tensor in storage "7" of `count` numbers, in the words of pickle protocol 0."""
+    """A tensor in storage "7" of six numbers, in the words of pickle protocol 0."""
     sizes, steps = ("".join(f"I{n}\n" for n in numbers) for numbers in (shape, strides))
-    storage = f"(Vstorage\nctorch\nFloatStorage\nV7\nVcpu\nI{count}\nNtQ"
+    storage = f"(Vstorage\n{kind}V7\nVcpu\n{count}NtQ"
     end = "I00\nccollections\nOrderedDict\n)RtR"
     code = f"ctorch._utils\n_rebuild_tensor_v2\n({storage}I{offset}\n({sizes}t({steps}t{end}"
     return code.encode()
@@ -245,13 +253,13 @@ def tensor_checkpoint(*args, **kwargs) -> bytes:
 )
 def test_a_tensor_of_a_pickle_is_a_view_of_its_storage(shape, strides, offset, expected, tmp_path):
     file = tmp_path / "x.pth"
-    file.write_bytes(tensor_checkpoint(6, shape, strides, offset))
+    file.write_bytes(tensor_checkpoint(shape, strides, offset))
     tensors = read_pickle(file)
     assert list(tensors) == ["w"] and tensors["w"].dtype == np.float32
     assert tensors["w"].tolist() == expected
 
 
-GOOD = tensor_checkpoint(6, (2, 3), (3, 1))
+GOOD = tensor_checkpoint((2, 3), (3, 1))
 HOSTILE = {
     "first": pickle.dumps(Bomb()),
     "state": checkpoint(pickle.dumps({"w": Bomb()}, 2)),
@@ -261,16 +269,13 @@ HOSTILE = {
         b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93."
     ),
     "an attribute of a known class": checkpoint(b"ccollections\nOrderedDict\n(N}Vitems\nI1\nstb."),
-    "no tensor": checkpoint(b"ccollections\nOrderedDict\n)RVw\nI1\ns."),
-    "a list": checkpoint(b"]."),
-    "beyond the storage": tensor_checkpoint(6, (2, 3), (3, 2)),
-    "before the storage": tensor_checkpoint(6, (2, 3), (3, 1), -1),
-    "a negative stride": tensor_checkpoint(6, (2, 3), (-3, 1), 5),
-    "larger than the storage": tensor_checkpoint(6, (1000, 1000), (0, 0)),
-    "beyond 64 bits": tensor_checkpoint(6, (5,), (2**60,)),
-    "another storage": tensor_checkpoint(2**60, (2, 3), (3, 1)),
+    "objects as numbers": tensor_checkpoint((6,), (1,), kind="VO\n"),
+    "beyond the storage": tensor_checkpoint((2, 3), (3, 2)),
+    "before the storage": tensor_checkpoint((2, 3), (3, 1), -1),
+    "a negative stride": tensor_checkpoint((2, 3), (-3, 1), 5),
+    "beyond 64 bits": tensor_checkpoint((5,), (2**60,)),
+    "another storage": tensor_checkpoint((2, 3), (3, 1), count=f"I{2**60}\n"),
     "cut short": GOOD[:-1],
-    "empty": b"",
     "torch's newer format": b"PK\x03\x04",
     "another magic number": GOOD.replace(pickle.dumps(MAGIC, 2), pickle.dumps(1, 2)),
 }
@@ -283,10 +288,9 @@ def test_a_hostile_pickle_runs_nothing(name, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"model\.pth is not a checkpoint of tensors alone"):
         read_pickle(tmp_path / "model.pth")
     assert not (tmp_path / "ran").exists()
-    assert OrderedDict(a=1).items() == {"a": 1}.items()  # the class itself is as it was
 
 
-def test_the_pickle_of_a_wheel_is_converted(tmp_path, lookups, monkeypatch):
+def test_the_pickle_of_a_wheel_is_converted(lookups, monkeypatch):
     name = "efficientnet-lite0"
     wheel = hub.WHEELS[name]
 
@@ -308,73 +312,47 @@ def test_the_pickle_of_a_wheel_is_converted(tmp_path, lookups, monkeypatch):
 TENSORS = {f"layer{i}.weight": np.full((2, 3), i, np.float32) for i in range(5)}
 
 
-@pytest.fixture
-def shards(tmp_path) -> Path:
-    """A folder with `TENSORS` as three shards with an index, as the hub has them."""
+def test_shards_are_read_as_one_and_hashed_together(tmp_path):
     weight_map = {
         key: f"model-{i % 3 + 1:05d}-of-00003.safetensors" for i, key in enumerate(TENSORS)
     }
     for file in set(weight_map.values()):
         save_file({k: v for k, v in TENSORS.items() if weight_map[k] == file}, tmp_path / file)
     (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return tmp_path
-
-
-def test_shards_are_read_as_one_and_hashed_together(shards):
-    tensors = read_tensors(shards)
+    tensors = read_tensors(tmp_path)
     assert tensors.keys() == TENSORS.keys()
     assert all((tensors[key] == TENSORS[key]).all() for key in TENSORS)
-    before = weights_sha256(shards)
-    assert before not in [file_sha256(file) for file in weight_files(shards)]
-    last = weight_files(shards)[-1]
+    before = weights_sha256(tmp_path)
+    assert before not in [file_sha256(file) for file in weight_files(tmp_path)]
+    last = weight_files(tmp_path)[-1]
     save_file({k: v + 1 for k, v in load_file(last).items()}, last)
-    assert weights_sha256(shards) != before
+    assert weights_sha256(tmp_path) != before
+    last.unlink()
+    with pytest.raises(InputError, match=r"model-00003-of-00003\.safetensors: missing"):
+        read_tensors(tmp_path)
 
 
-def test_a_missing_shard_is_named(shards):
-    (shards / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model-00002-of-00003\.safetensors: missing"):
-        read_tensors(shards)
-
-
-@pytest.mark.parametrize(
-    "index", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../../x.safetensors"}}']
-)
-def test_a_damaged_index_is_named(shards, index):
-    (shards / INDEX).write_text(index)
-    with pytest.raises(InputError, match=INDEX):
-        read_tensors(shards)
-
-
-@pytest.mark.parametrize("end", [0, 4, 60, -8])
+@pytest.mark.parametrize("end", [0, 60, -8])
 def test_a_truncated_file_is_named(tmp_path, end):
     file = tmp_path / "model.safetensors"
     save_file(TENSORS, file)
     file.write_bytes(file.read_bytes()[:end])
-    with pytest.raises(
-        InputError, match=r"model\.safetensors: (truncated or not a|no) safetensors"
-    ):
+    with pytest.raises(InputError, match=r"model\.safetensors: missing or no whole safetensors"):
         read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float16])
-def test_half_precision_is_read_as_it_is(tmp_path, stored):
-    save_file({k: v.astype(stored) for k, v in TENSORS.items()}, tmp_path / "model.safetensors")
-    assert {value.dtype for value in read_tensors(tmp_path).values()} == {np.dtype(stored)}
-
-
 def test_a_safetensors_file_can_stand_for_a_folder(tmp_path):
+    """It is read in its own type."""
     file = tmp_path / "sam.safetensors"
-    save_file(TENSORS, file)
-    assert find(str(file)) == file and read_tensors(file).keys() == TENSORS.keys()
+    save_file({k: v.astype(ml_dtypes.bfloat16) for k, v in TENSORS.items()}, file)
+    tensors = read_tensors(file)
+    assert find(str(file)) == file and tensors.keys() == TENSORS.keys()
+    assert {value.dtype for value in tensors.values()} == {np.dtype(ml_dtypes.bfloat16)}
     assert weights_sha256(file) == file_sha256(file)
-    (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(InputError, match=rf"{FLAG} .*notes\.txt: not a safetensors file"):
-        find(str(tmp_path / "notes.txt"))
 
 
-@pytest.mark.parametrize("content", ["[1]", "{", "\xff"])
+@pytest.mark.parametrize("content", ["[1]", "{"])
 def test_a_config_that_is_no_object_is_named(tmp_path, content):
-    (tmp_path / "config.json").write_text(content, encoding="latin-1")
+    (tmp_path / "config.json").write_text(content)
     with pytest.raises(InputError, match=r"config\.json: (this is not JSON|model_type 'none')"):
         hub.read_model_config(tmp_path, lambda config: config)

@@ -6,16 +6,9 @@ import pytest
 from flax import nnx
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.keys_sam import ENCODER_AND_DECODER
+from r2sm_jax.models.keys import SAM
 from r2sm_jax.models.layers import Linear
-from r2sm_jax.models.matching import (
-    KeyTable,
-    fill_state,
-    match_weights,
-    parameter_shapes,
-    put_weights,
-    rename_keys,
-)
+from r2sm_jax.models.matching import KeyTable, match_weights, put_weights
 
 
 class Small(nnx.Module):
@@ -60,10 +53,11 @@ def abstract() -> tuple[nnx.GraphDef, nnx.State]:
 
 
 def test_layouts_of_torch_become_ours(tmp_path, tensors, abstract):
-    """In the types of our parameters, whatever the file has."""
+    """In the types of our parameters, or in those of the file."""
     graphdef, state = abstract
     tensors["fc.bias"] = tensors["fc.bias"].astype(np.float16)
-    model = nnx.merge(graphdef, fill_state(state, tensors, TABLE, source=tmp_path))
+    values = match_weights(tensors, state, TABLE, tmp_path).values
+    model = nnx.merge(graphdef, put_weights(state, values))
     np.testing.assert_array_equal(model.dense.kernel[...], tensors["fc.weight"].T)
     np.testing.assert_array_equal(model.dense.bias[...], tensors["fc.bias"].astype(np.float32))
     assert model.dense.bias[...].dtype == jnp.float32
@@ -71,14 +65,17 @@ def test_layouts_of_torch_become_ours(tmp_path, tensors, abstract):
     np.testing.assert_array_equal(model.norm.scale[...], tensors["norm.weight"])
     kernel = np.einsum("oihw->hwio", tensors["conv.weight"])
     np.testing.assert_array_equal(model.conv.kernel[...], kernel)
+    kept = nnx.merge(graphdef, put_weights(state, values, keep_types=True))
+    assert kept.dense.bias[...].dtype == jnp.float16
 
 
 def test_everything_that_does_not_fit_is_named_at_once(tmp_path, tensors, abstract):
+    file = tmp_path / "model.safetensors"
     tensors["gain"] = np.ones(2, np.float32)
     tensors["fc.bias"] = np.ones(9, np.float32)
     del tensors["words.weight"], tensors["norm.bias"]
     with pytest.raises(InputError) as caught:
-        fill_state(abstract[1], tensors, TABLE, source=tmp_path)
+        match_weights(tensors, abstract[1], TABLE, file)
     for part in (
         "unknown key gain",
         "fc.bias has shape (9,), not (3,)",
@@ -87,10 +84,10 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path, tensors, abstra
     ):
         assert part in str(caught.value)
     with pytest.raises(InputError, match="and 50 more"):
-        fill_state(abstract[1], {f"k{i}": np.ones(1) for i in range(63)}, TABLE, source=tmp_path)
+        match_weights({f"k{i}": np.ones(1) for i in range(63)}, abstract[1], TABLE, file)
 
 
-def test_part_of_a_model_can_be_loaded_and_the_rest_reported(tmp_path, tensors):
+def test_part_of_a_model_is_loaded_and_the_rest_reported(tmp_path, tensors):
     model = Small(rngs=nnx.Rngs(1))
     state = nnx.state(model)
     table = TABLE._replace(
@@ -98,37 +95,31 @@ def test_part_of_a_model_can_be_loaded_and_the_rest_reported(tmp_path, tensors):
     )
     tensors = {f"net.{k}": v for k, v in tensors.items() if "conv" in k}
     tensors["net.old.1.2"] = np.ones(1)
-
-    def match(table: KeyTable):
-        shapes = parameter_shapes(state, table)
-        return match_weights(rename_keys(tensors, table), shapes, table, source=tmp_path)
-
-    report = match(table)
+    report = match_weights(tensors, state, table, tmp_path / "x.safetensors")
     assert report.loaded["conv.kernel"] == "net.conv.weight"
     assert report.unused == ["net.old.1.2"] and not report.copied
     assert sorted(report.initialised) == ["dense.bias", "dense.kernel"]
     assert str(report) == "2 loaded, 0 copied, 2 initialised, 1 unused"
     assert "unused       net.old.1.2" in report.lines()
-    loaded = nnx.clone(model)
-    nnx.update(loaded, put_weights(state, report.values))
-    np.testing.assert_array_equal(loaded.conv.bias[...], tensors["net.conv.bias"])
-    np.testing.assert_array_equal(loaded.dense.kernel[...], model.dense.kernel[...])
+    nnx.update(model, put_weights(state, report.values))
+    np.testing.assert_array_equal(model.conv.bias[...], tensors["net.conv.bias"])
     with pytest.raises(InputError, match="missing dense"):
-        match(table._replace(new=()))
+        match_weights(tensors, state, table._replace(new=()), tmp_path / "x.safetensors")
 
 
 def test_one_key_can_fill_several_parameters(tmp_path, tensors, abstract):
     del tensors["norm.bias"]
-    renamed = rename_keys(tensors, TABLE)
-    (scale,) = (weight for weight in renamed.weights if weight.path == "norm.scale")
-    renamed.weights.append(scale._replace(path="norm.bias"))
-    report = match_weights(renamed, parameter_shapes(abstract[1], TABLE), TABLE, source=tmp_path)
+    table = TABLE._replace(
+        targets=lambda path, shapes: [path, "norm.bias"] if path == "norm.scale" else [path],
+        fit=lambda path, value, shapes: 2 * value if path == "norm.bias" else value,
+    )
+    report = match_weights(tensors, abstract[1], table, tmp_path)
     assert report.copied == {"norm.bias": "norm.weight"}
-    np.testing.assert_array_equal(report.values["norm.bias"], tensors["norm.weight"])
+    np.testing.assert_array_equal(report.values["norm.bias"], 2 * tensors["norm.weight"])
 
 
 def test_the_first_pattern_that_matches_a_complete_key_counts():
     table = KeyTable({r"a.(\d+).gain": r"x.\1", "a.(.*)": r"rest.\1"})
     assert table.rename("a.0.gain") == "x.0" and table.rename("a.12.bias") == "rest.12.bias"
     assert table.rename("b.a.1") is None
-    assert ENCODER_AND_DECODER.rename("mask_decoder.mask_tokens.weight") == "decoder.mask_tokens"
+    assert SAM.rename("mask_decoder.mask_tokens.weight") == "decoder.mask_tokens"

@@ -12,8 +12,9 @@ from tiny_models import TINY, fake_inputs
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.models.keys_sam import match_sam
+from r2sm_jax.models.keys import SAM
 from r2sm_jax.models.mask_decoder import predict_mask_logits
+from r2sm_jax.models.matching import match_weights
 from r2sm_jax.models.pretrained import fill_sizes, load_pretrained
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
@@ -196,7 +197,7 @@ def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
     ours = ModelConfig(vision, decoder=DecoderConfig("sam"))
     ours = fill_sizes(ours)
     state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, rngs=nnx.Rngs(0))))
-    report = match_sam(state, tensors, tmp_path, num_slots=ours.decoder.slots, with_decoder=True)
+    report = match_weights(tensors, state, SAM, tmp_path)
     assert set(report.loaded.values()) | set(report.unused) == set(tensors)
     assert len(report.copied) == 6 * (5 + 1) and len(report.initialised) == 8
     shapes = {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}

@@ -28,7 +28,7 @@ from r2sm_jax.inference.crop_models import (
 from r2sm_jax.inference.export_folder import RELEASED, write_checksums
 from r2sm_jax.inference.exporter import add_parts, portable_config
 from r2sm_jax.models.crop_unet import make_completer
-from r2sm_jax.models.keys_efficientnet import read_efficientnet
+from r2sm_jax.models.keys import read_efficientnet
 from r2sm_jax.training import parts
 from r2sm_jax.training.crop_models import cut_examples
 from r2sm_jax.training.parts import (

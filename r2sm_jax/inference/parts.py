@@ -35,7 +35,7 @@ from r2sm_jax.inference.export_weights import flat_weights
 from r2sm_jax.inference.small_weights import from_stored
 from r2sm_jax.models.efficientnet import EfficientNetLite
 from r2sm_jax.models.hub import EFFICIENTNETS, read_tensors
-from r2sm_jax.models.keys_efficientnet import fill_first_blocks
+from r2sm_jax.models.keys import first_blocks
 from r2sm_jax.models.pretrained import find_efficientnet
 
 PARTS = ("completer", "outliner")
@@ -120,8 +120,7 @@ def start_weights(
         print(f"weights from {config.init}", flush=True)
     elif sizes.efficientnet:
         source = find_efficientnet(sizes.efficientnet, f"--model.{name}.efficientnet")
-        flag = f"--model.{name}.block-dims"
-        frozen["efficientnet"] = fill_first_blocks(frozen["efficientnet"], source, flag)
+        frozen["efficientnet"] = first_blocks(frozen["efficientnet"], source)
     return graphdef, weights, frozen
 
 
@@ -179,7 +178,7 @@ def published_backbone(stored: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return EfficientNetLite(dims, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
 
     backbone = nnx.state(nnx.eval_shape(build))
-    weights = fill_first_blocks(backbone, find_efficientnet(name), "its part's block_dims")
+    weights = first_blocks(backbone, find_efficientnet(name))
     return {
         f"efficientnet.{path}": np.asarray(value) for path, value in flat_weights(weights).items()
     }

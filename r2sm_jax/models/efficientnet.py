@@ -3,7 +3,7 @@ no GPU.
 
 The layout follows `EfficientNet-PyTorch` and tensorflow/tpu (models/official/efficientnet, lite):
 inverted residual blocks (arXiv 1801.04381) without squeeze and excitation, ReLU6, TensorFlow's
-padding. keys_efficientnet.py folds the batch norms of published weights into the convolutions
+padding. keys.py folds the batch norms of published weights into the convolutions
 before them, so there are none here.
 """
 

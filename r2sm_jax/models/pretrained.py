@@ -15,14 +15,17 @@ from flax import nnx
 from r2sm_jax.config import DecoderConfig, ModelConfig, VisionConfig, check_sizes
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import EFFICIENTNETS, find_model, read_model_config, read_tensors
-from r2sm_jax.models.keys_efficientnet import (
-    match_efficientnet,
+from r2sm_jax.models.keys import (
+    EFFICIENTNET,
+    NUM_SAM_MASKS,
+    SAM,
+    SAM_ENCODER,
+    VITS,
     read_block_dims,
     read_efficientnet,
+    to_transformers_names,
 )
-from r2sm_jax.models.keys_plain_vit import match_plain_vit
-from r2sm_jax.models.keys_sam import NUM_SAM_MASKS, match_sam
-from r2sm_jax.models.matching import LoadReport, put_weights
+from r2sm_jax.models.matching import LoadReport, match_weights, put_weights
 from r2sm_jax.models.plain_vit import NORM_EPSILON
 
 C = TypeVar("C", VisionConfig, DecoderConfig)
@@ -251,17 +254,15 @@ def match_pretrained(config: ModelConfig, state: nnx.State) -> dict[str, LoadRep
     reports = {}
     if vision.sam:
         source = find_model(vision.sam, SAM_FLAG)
-        reports[vision.sam] = match_sam(
-            state,
-            read_tensors(source),
-            source,
-            num_slots=config.decoder.slots,
-            with_decoder=config.decoder.type == "sam",
-        )
+        tensors = to_transformers_names(read_tensors(source))
+        table = SAM if config.decoder.type == "sam" else SAM_ENCODER
+        reports[vision.sam] = match_weights(tensors, state, table, source)
     if vision.vit:
         source = find_model(vision.vit, VIT_FLAG)
-        reports[vision.vit] = match_plain_vit(state, vision, source)
+        table = VITS[vision.vit_family]
+        reports[vision.vit] = match_weights(read_tensors(source), state, table, source)
     if vision.efficientnet:
         source = find_efficientnet(vision.efficientnet)
-        reports[vision.efficientnet] = match_efficientnet(state, source)
+        tensors = read_efficientnet(source)
+        reports[vision.efficientnet] = match_weights(tensors, state, EFFICIENTNET, source)
     return reports

@@ -21,9 +21,9 @@ from jaxtyping import Array, Bool, Float, Float16, Int
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import read_model_config, read_tensors
-from r2sm_jax.models.keys_text import BERT, DECODER_ONLY
+from r2sm_jax.models.keys import BERT, DECODER_ONLY
 from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
-from r2sm_jax.models.matching import Tensor, fill_state
+from r2sm_jax.models.matching import Tensor, match_weights, put_weights
 
 BERT_TYPES = ("bert", "roberta", "xlm-roberta")
 DECODER_TYPES = ("llama", "qwen2", "qwen3")
@@ -33,53 +33,19 @@ MASKED = -1e9
 
 
 @dataclass(frozen=True)
-class BertSizes:
-    """Sizes of a BERT or RoBERTa (transformers, models/bert, roberta)."""
+class TextSizes:
+    """What users of a language model know of it."""
 
     vocab_size: int
     dim: int
+    """Width of the token states."""
     depth: int
-    heads: int
-    mlp_dim: int
-    num_positions: int
-    """Rows of the position table, of which the last `max_tokens` are used."""
+    """The number of the last hidden layer."""
     max_tokens: int
     """The longest sentence that it reads."""
-    token_types: int
-    activation: str
-    epsilon: float
-    """Of all norms."""
-    pool: Literal["mean", "last"] = "mean"
-    """Token states that make one vector."""
-
-
-@dataclass(frozen=True)
-class DecoderSizes:
-    """Sizes of a decoder-only model (transformers, models/llama, qwen2, qwen3)."""
-
-    vocab_size: int
-    dim: int
-    depth: int
-    heads: int
-    key_heads: int
-    """Heads of keys and values."""
-    head_dim: int
-    mlp_dim: int
-    max_tokens: int
-    activation: str
-    epsilon: float
-    query_key_norms: bool
-    """Queries and keys of each head have norms (Qwen3)."""
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    frequencies: tuple[float, ...]
-    """Radians a token that each pair of channels rotates by."""
-    pool: Literal["mean", "last"] = "last"
-    """Only the last token knows the whole sentence."""
-
-
-TextSizes = BertSizes | DecoderSizes
+    pool: Literal["mean", "last"]
+    """Token states that make one vector. In decoder-only models the last token alone has read the
+    whole sentence."""
 
 
 class TextEncoder(nnx.Module):
@@ -115,18 +81,18 @@ class TextEncoder(nnx.Module):
 class BertBlock(nnx.Module):
     """A post-norm transformer layer: the norms follow the residual sums."""
 
-    def __init__(self, sizes: BertSizes, *, rngs: nnx.Rngs):
-        self.heads = sizes.heads
-        self.activation = sizes.activation
-        dim = sizes.dim
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        self.heads = config.num_attention_heads
+        self.activation = config.hidden_act
+        dim, mlp_dim = config.hidden_size, config.intermediate_size
         self.query = Linear(dim, dim, rngs=rngs)
         self.key = Linear(dim, dim, rngs=rngs)
         self.value = Linear(dim, dim, rngs=rngs)
         self.out = Linear(dim, dim, rngs=rngs)
-        self.norm1 = _layer_norm(dim, sizes.epsilon, rngs)
-        self.up = Linear(dim, sizes.mlp_dim, rngs=rngs)
-        self.down = Linear(sizes.mlp_dim, dim, rngs=rngs)
-        self.norm2 = _layer_norm(dim, sizes.epsilon, rngs)
+        self.norm1 = _layer_norm(config, rngs)
+        self.up = Linear(dim, mlp_dim, rngs=rngs)
+        self.down = Linear(mlp_dim, dim, rngs=rngs)
+        self.norm2 = _layer_norm(config, rngs)
 
     def __call__(self, x: Float[Array, "b t e"], mask: Bool[Array, "b t"]) -> Float[Array, "b t e"]:
         query, key, value = self.query(x), self.key(x), self.value(x)
@@ -137,28 +103,33 @@ class BertBlock(nnx.Module):
 
 
 class BertEncoder(TextEncoder):
-    """BERT and RoBERTa."""
+    """BERT and RoBERTa (transformers, models/bert, roberta)."""
 
-    sizes: BertSizes
-
-    def __init__(self, sizes: BertSizes, *, rngs: nnx.Rngs):
-        self.sizes = sizes
-        self.words = nnx.Embed(sizes.vocab_size, sizes.dim, rngs=rngs)
-        self.positions = nnx.Embed(sizes.num_positions, sizes.dim, rngs=rngs)
-        self.token_types = (
-            nnx.Embed(sizes.token_types, sizes.dim, rngs=rngs) if sizes.token_types else None
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        """`config`: that of `transformers`."""
+        dim, depth = config.hidden_size, config.num_hidden_layers
+        # RoBERTa's table of positions begins with rows that no token uses.
+        self.first_position = 0 if config.model_type == "bert" else config.pad_token_id + 1
+        self.sizes = TextSizes(
+            vocab_size=config.vocab_size,
+            dim=dim,
+            depth=depth,
+            max_tokens=config.max_position_embeddings - self.first_position,
+            pool="mean",
         )
-        self.norm_before = _layer_norm(sizes.dim, sizes.epsilon, rngs)
-        self.blocks = nnx.List([BertBlock(sizes, rngs=rngs) for _ in range(sizes.depth)])
+        self.words = nnx.Embed(config.vocab_size, dim, rngs=rngs)
+        self.positions = nnx.Embed(config.max_position_embeddings, dim, rngs=rngs)
+        types = config.type_vocab_size
+        self.token_types = nnx.Embed(types, dim, rngs=rngs) if types else None
+        self.norm_before = _layer_norm(config, rngs)
+        self.blocks = nnx.List([BertBlock(config, rngs=rngs) for _ in range(depth)])
 
     def hidden_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]
     ) -> list[Float[Array, "b t e"]]:
         # The tables may have 16 bits a number. Only the rows that are looked up become float32,
-        # since a float32 copy of a whole table would take much memory. RoBERTa's table of positions
-        # begins with rows that no token uses.
-        first = self.sizes.num_positions - self.sizes.max_tokens
-        rows = first + jnp.arange(ids.shape[1])
+        # since a float32 copy of a whole table would take much memory.
+        rows = self.first_position + jnp.arange(ids.shape[1])
         x = self.words.embedding[...][ids].astype(jnp.float32)
         x = x + self.positions.embedding[...][rows].astype(jnp.float32)
         if self.token_types is not None:
@@ -170,9 +141,10 @@ class BertEncoder(TextEncoder):
         return states
 
 
-def _layer_norm(dim: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
+def _layer_norm(config: Any, rngs: nnx.Rngs) -> nnx.LayerNorm:
     # Residual sums have large means, so the variance must be the exact one.
-    return nnx.LayerNorm(dim, epsilon=epsilon, use_fast_variance=False, rngs=rngs)
+    epsilon = config.layer_norm_eps
+    return nnx.LayerNorm(config.hidden_size, epsilon=epsilon, use_fast_variance=False, rngs=rngs)
 
 
 # Decoder-only models
@@ -182,30 +154,34 @@ class DecoderBlock(nnx.Module):
     """A pre-norm layer: RMS norms, causal attention with rotary positions and shared key heads, a
     gated MLP."""
 
-    def __init__(self, sizes: DecoderSizes, *, rngs: nnx.Rngs):
-        self.heads = sizes.heads
-        self.key_heads = sizes.key_heads
-        self.activation = sizes.activation
-        dim = sizes.dim
-        query_dim = sizes.heads * sizes.head_dim
-        key_dim = sizes.key_heads * sizes.head_dim
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        self.heads = config.num_attention_heads
+        self.key_heads = config.num_key_value_heads
+        self.activation = config.hidden_act
+        dim, mlp_dim, epsilon = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        query_dim = self.heads * head_dim(config)
+        key_dim = self.key_heads * head_dim(config)
+        out_bias = getattr(config, "attention_bias", False)
+        # Qwen2 has this bias whatever its configuration says.
+        bias = out_bias or config.model_type == "qwen2"
+        mlp_bias = getattr(config, "mlp_bias", False)
 
-        self.norm1 = nnx.RMSNorm(dim, epsilon=sizes.epsilon, rngs=rngs)
-        self.query = Linear(dim, query_dim, use_bias=sizes.qkv_bias, rngs=rngs)
-        self.key = Linear(dim, key_dim, use_bias=sizes.qkv_bias, rngs=rngs)
-        self.value = Linear(dim, key_dim, use_bias=sizes.qkv_bias, rngs=rngs)
-        self.out = Linear(query_dim, dim, use_bias=sizes.out_bias, rngs=rngs)
-        if sizes.query_key_norms:
-            self.query_norm = nnx.RMSNorm(sizes.head_dim, epsilon=sizes.epsilon, rngs=rngs)
-            self.key_norm = nnx.RMSNorm(sizes.head_dim, epsilon=sizes.epsilon, rngs=rngs)
+        self.norm1 = nnx.RMSNorm(dim, epsilon=epsilon, rngs=rngs)
+        self.query = Linear(dim, query_dim, use_bias=bias, rngs=rngs)
+        self.key = Linear(dim, key_dim, use_bias=bias, rngs=rngs)
+        self.value = Linear(dim, key_dim, use_bias=bias, rngs=rngs)
+        self.out = Linear(query_dim, dim, use_bias=out_bias, rngs=rngs)
+        if config.model_type == "qwen3":
+            self.query_norm = nnx.RMSNorm(head_dim(config), epsilon=epsilon, rngs=rngs)
+            self.key_norm = nnx.RMSNorm(head_dim(config), epsilon=epsilon, rngs=rngs)
         else:
             self.query_norm = None
             self.key_norm = None
 
-        self.norm2 = nnx.RMSNorm(dim, epsilon=sizes.epsilon, rngs=rngs)
-        self.gate = Linear(dim, sizes.mlp_dim, use_bias=sizes.mlp_bias, rngs=rngs)
-        self.up = Linear(dim, sizes.mlp_dim, use_bias=sizes.mlp_bias, rngs=rngs)
-        self.down = Linear(sizes.mlp_dim, dim, use_bias=sizes.mlp_bias, rngs=rngs)
+        self.norm2 = nnx.RMSNorm(dim, epsilon=epsilon, rngs=rngs)
+        self.gate = Linear(dim, mlp_dim, use_bias=mlp_bias, rngs=rngs)
+        self.up = Linear(dim, mlp_dim, use_bias=mlp_bias, rngs=rngs)
+        self.down = Linear(mlp_dim, dim, use_bias=mlp_bias, rngs=rngs)
 
     def __call__(
         self,
@@ -248,22 +224,31 @@ def rotate(x: Float[Array, "b t h d"], angles: Float[Array, "t _f"]) -> Float[Ar
 
 
 class DecoderEncoder(TextEncoder):
-    """Llama, Qwen2 and Qwen3."""
+    """Llama, Qwen2 and Qwen3 (transformers, models/llama, qwen2, qwen3)."""
 
-    sizes: DecoderSizes
-
-    def __init__(self, sizes: DecoderSizes, *, rngs: nnx.Rngs):
-        self.sizes = sizes
-        self.words = nnx.Embed(sizes.vocab_size, sizes.dim, rngs=rngs)
-        self.blocks = nnx.List([DecoderBlock(sizes, rngs=rngs) for _ in range(sizes.depth)])
-        self.norm_after = nnx.RMSNorm(sizes.dim, epsilon=sizes.epsilon, rngs=rngs)
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        """`config`: that of `transformers`."""
+        dim, depth = config.hidden_size, config.num_hidden_layers
+        # Beyond a sliding window attention would be another one, so longer sentences are not read.
+        window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+        self.sizes = TextSizes(
+            vocab_size=config.vocab_size,
+            dim=dim,
+            depth=depth,
+            max_tokens=min(window, config.max_position_embeddings),
+            pool="last",
+        )
+        self.frequencies = rotary_frequencies(config.rope_parameters, head_dim(config))
+        self.words = nnx.Embed(config.vocab_size, dim, rngs=rngs)
+        self.blocks = nnx.List([DecoderBlock(config, rngs=rngs) for _ in range(depth)])
+        self.norm_after = nnx.RMSNorm(dim, epsilon=config.rms_norm_eps, rngs=rngs)
 
     def hidden_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]
     ) -> list[Float[Array, "b t e"]]:
         tokens = jnp.arange(ids.shape[1])
         causal_bias = jnp.where(tokens[:, None] >= tokens, 0.0, MASKED)
-        angles = tokens[:, None] * jnp.array(self.sizes.frequencies)
+        angles = tokens[:, None] * jnp.array(self.frequencies)
         states = [self.words.embedding[...][ids].astype(jnp.float32)]
         for block in self.blocks:
             states.append(block(states[-1], mask, causal_bias, angles))
@@ -280,73 +265,16 @@ class DecoderEncoder(TextEncoder):
         return (states * jax.lax.rsqrt(mean_square + 1e-12)).astype(jnp.float16)
 
 
-# Published models
-
-
-def text_sizes(config: Any) -> BertSizes | DecoderSizes:
-    """The sizes of a configuration of `transformers`. Raises InputError for another architecture,
-    activation or scaling of rotary positions."""
-    if config.model_type not in BERT_TYPES + DECODER_TYPES:
-        raise InputError(
-            f"model_type {config.model_type!r} is not a language model that can be loaded; these "
-            "are: "
-            f"{', '.join(BERT_TYPES + DECODER_TYPES)}"
-        )
-    if config.hidden_act not in ACTIVATIONS:
-        raise InputError(f"activation {config.hidden_act!r} is not known: {', '.join(ACTIVATIONS)}")
-    if config.model_type in BERT_TYPES:
-        return bert_sizes(config)
-    return decoder_sizes(config)
-
-
-def bert_sizes(config: Any) -> BertSizes:
-    """The sizes of a BERT or RoBERTa."""
-    # RoBERTa's positions start behind its padding id.
-    first = 0 if config.model_type == "bert" else config.pad_token_id + 1
-    return BertSizes(
-        vocab_size=config.vocab_size,
-        dim=config.hidden_size,
-        depth=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        mlp_dim=config.intermediate_size,
-        num_positions=config.max_position_embeddings,
-        max_tokens=config.max_position_embeddings - first,
-        token_types=config.type_vocab_size,
-        activation=config.hidden_act,
-        epsilon=config.layer_norm_eps,
-    )
-
-
-def decoder_sizes(config: Any) -> DecoderSizes:
-    """The sizes of a decoder-only model."""
-    head_dim = getattr(config, "head_dim", None)
-    if head_dim is None:
-        head_dim = config.hidden_size // config.num_attention_heads
-    # Beyond a sliding window attention would be another one, so longer sentences are not read.
-    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
-    attention_bias = getattr(config, "attention_bias", False)
-    return DecoderSizes(
-        vocab_size=config.vocab_size,
-        dim=config.hidden_size,
-        depth=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        key_heads=config.num_key_value_heads,
-        head_dim=head_dim,
-        mlp_dim=config.intermediate_size,
-        max_tokens=min(window, config.max_position_embeddings),
-        activation=config.hidden_act,
-        epsilon=config.rms_norm_eps,
-        query_key_norms=config.model_type == "qwen3",
-        # Qwen2 has this bias whatever its configuration says.
-        qkv_bias=attention_bias or config.model_type == "qwen2",
-        out_bias=attention_bias,
-        mlp_bias=getattr(config, "mlp_bias", False),
-        frequencies=rotary_frequencies(config.rope_parameters, head_dim),
-    )
+def head_dim(config: Any) -> int:
+    """Returns the channels of an attention head."""
+    stated = getattr(config, "head_dim", None)
+    return stated or config.hidden_size // config.num_attention_heads
 
 
 def rotary_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[float, ...]:
-    """Plain, linearly scaled, or scaled as in Llama 3.1 (transformers, modeling_rope_utils.py)."""
+    """Returns the radians a token that each pair of channels rotates by: plain, linearly scaled, or
+    scaled as in Llama 3.1 (transformers, modeling_rope_utils.py). Raises InputError for another
+    scaling."""
     kind = rope.get("rope_type", "default")
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
     plain = (1.0 / rope["rope_theta"] ** exponents).astype(np.float32)
@@ -368,21 +296,33 @@ def rotary_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[float, .
     return tuple(float(frequency) for frequency in frequencies)
 
 
+# Published models
+
+
+def build_text_encoder(config: Any) -> TextEncoder:
+    """Returns the structure and shapes of a language model, without weights. Raises InputError for
+    another architecture, activation or scaling of rotary positions."""
+    kinds = dict.fromkeys(BERT_TYPES, BertEncoder) | dict.fromkeys(DECODER_TYPES, DecoderEncoder)
+    if config.model_type not in kinds:
+        raise InputError(
+            f"model_type {config.model_type!r} is not a language model that can be loaded; these "
+            f"are: {', '.join(kinds)}"
+        )
+    if config.hidden_act not in ACTIVATIONS:
+        raise InputError(f"activation {config.hidden_act!r} is not known: {', '.join(ACTIVATIONS)}")
+    return nnx.eval_shape(lambda: kinds[config.model_type](config, rngs=nnx.Rngs(0)))
+
+
 def abstract_text_encoder(folder: Path) -> TextEncoder:
-    """The structure and shapes of a Hugging Face folder's language model, by its `config.json`.
-    Raises InputError if the file is missing or unreadable, or the architecture is another one."""
-
-    def build(config: Any) -> TextEncoder:
-        sizes = text_sizes(config)
-        if isinstance(sizes, BertSizes):
-            return nnx.eval_shape(lambda: BertEncoder(sizes, rngs=nnx.Rngs(0)))
-        return nnx.eval_shape(lambda: DecoderEncoder(sizes, rngs=nnx.Rngs(0)))
-
-    return read_model_config(folder, build)
+    """Returns the structure and shapes of a Hugging Face folder's language model, by its
+    `config.json`. Raises InputError if the file is missing or unreadable, or the architecture is
+    another one."""
+    return read_model_config(folder, build_text_encoder)
 
 
 def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> TextEncoder:
-    """The language model of a Hugging Face folder, with weights in the type that the file has.
+    """Reads the language model of a Hugging Face folder, with weights in the type that the file
+    has.
 
     `tensors`: the weights, if they were read already or are traced. Raises InputError as
     `abstract_text_encoder`; or the weights are missing or damaged, or any key or shape does not fit
@@ -393,5 +333,5 @@ def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None)
     if tensors is None:
         tensors = read_tensors(folder)
     table = BERT if isinstance(encoder, BertEncoder) else DECODER_ONLY
-    state = fill_state(state, tensors, table, source=folder, keep_types=True)
-    return nnx.merge(graphdef, state)
+    report = match_weights(tensors, state, table, folder)
+    return nnx.merge(graphdef, put_weights(state, report.values, keep_types=True))
