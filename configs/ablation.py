@@ -1,7 +1,7 @@
 """A seventh of the default's training, to compare mask-type heads in runs that also train masks.
 Measured: docs/heads.md.
 
-The first run encodes the sentences, and the others read them from the cache. With
+With
 JAX_COMPILATION_CACHE_DIR set, a head is compiled once for all its seeds.
 
     python -m r2sm_jax.train configs/ablation.py --model.head linear
@@ -12,6 +12,6 @@ from r2sm_jax.config import Config, DataConfig, LoopConfig
 
 def get_config() -> Config:
     return Config(
-        data=DataConfig(scenes=2400, cache_dir="ablation/features"),
+        data=DataConfig(scenes=2400),
         train=LoopConfig(steps=300, checkpoint_every=300, evaluate_every=300, report_samples=128),
     )

@@ -32,7 +32,7 @@ def get_config() -> Config:
             ),
             decoder=DecoderConfig(refine_exponent=1.0),
         ),
-        data=DataConfig(scenes=3072, mirror=False, text_only_queries=28000, cache_dir="runs/cache"),
+        data=DataConfig(scenes=3072, mirror=False, text_only_queries=28000),
         optimizer=OptimizerConfig(
             learning_rate=5e-4, muon_learning_rate=0.011, muon_weight_decay=0.1
         ),

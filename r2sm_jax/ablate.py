@@ -32,9 +32,7 @@ def main() -> None:
 
     enable_compilation_cache()
     text = args.text
-    texts = TextStates(
-        text.name, layers=text.layers, max_tokens=text.max_tokens, cache_dir=args.cache_dir
-    )
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     results = run_ablation(
         args.heads, texts, replace(sizes, num_steps=num_steps), num_seeds=num_seeds
     )

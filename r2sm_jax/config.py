@@ -292,11 +292,9 @@ class DataConfig:
     """Number of procedural or composed training scenes."""
     fresh: bool = False
     """A new picture at every visit, of scenes, compose and cutouts. compose then uses every photo,
-    whatever the number of `scenes`. Nothing of a picture is kept, so that frozen encoders and the
-    language model run in every step."""
+    whatever the number of `scenes`."""
     workers: int = 0
-    """Processes that make training batches, at every visit; 0 = threads of this process, and what
-    does not change is made once and kept."""
+    """Processes that make training batches; 0 = threads of this process."""
     seed: int = 0
     """Seed of the scenes. It differs from the training seed, so that runs with other seeds have the
     same data."""
@@ -316,20 +314,6 @@ class DataConfig:
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries
     name colours."""
-    cache_dir: str | None = None
-    """Folder of drawn images and of features by frozen models, of images without augmentation;
-    later runs read it."""
-
-    @property
-    def keeps_nothing(self) -> bool:
-        """Whether nothing that is computed for an image or a sentence is kept for its next visit.
-
-        Images are then prepared at each visit, frozen image encoders run in the step, and the
-        language model runs in the training loop before each step. There are two reasons for it:
-        pictures that are new at every visit (`fresh`) have new sentences, and each worker process
-        (`workers`) would need a copy of what is kept.
-        """
-        return self.fresh or self.workers > 0
 
 
 @dataclass(frozen=True)
@@ -348,9 +332,9 @@ class LoopConfig:
     accumulate: int = 1
     """Compute a batch in so many parts, to need the memory of one. The step is the same."""
     matmul_precision: MatmulPrecision = "auto"
-    """Operands of matrix products in training, and in encoding its sentences unless they are kept
-    (`--data.cache-dir`). bfloat16 is for dense layers and Muon. auto = bfloat16
-    on CPUs with AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on accelerators."""
+    """Operands of matrix products in training, and in encoding its sentences. bfloat16 is for dense
+    layers and Muon. auto = bfloat16 on CPUs with AMX or AVX512-BF16, float32 on other CPUs,
+    tensorfloat32 on accelerators."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
     ema: float = 0.0

@@ -177,8 +177,6 @@ class AblateConfig:
     """Training steps of 128 sentences; default: 2,000, or 60 with --quick."""
     out: str = "ablation"
     """Folder for heads.md, heads.png and heads.json; earlier ones are replaced."""
-    cache_dir: str | None = None
-    """Folder that keeps the token states of sentences for the next time."""
     text: TextConfig = field(default_factory=TextConfig)
     """The language model, as --model.text of training."""
 

@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +24,6 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_first(lambda: parse_config(sys.argv[1:]))
 
-import grain
 import jax
 import numpy as np
 from flax import nnx
@@ -35,19 +35,17 @@ from rich.table import Table
 
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import (
+    MAX_KEPT_BYTES,
     Batch,
     ExampleBuilder,
-    TokenIds,
-    VisitBuilder,
+    Examples,
     training_batches,
 )
-from r2sm_jax.data.dataset import Dataset, Source
-from r2sm_jax.data.encoded_batches import TEXT_FIELDS, BatchEncoder, encode_ahead
-from r2sm_jax.data.prepare import PreparedSource
+from r2sm_jax.data.dataset import Dataset, Source, hash_data, read_some
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.data.splits import WHOLE_TRAIN
-from r2sm_jax.data.text_states import TextStates, quantile
+from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.data.validation import find_pictures_in_both
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.calibration import calibrate
@@ -63,7 +61,6 @@ from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_on
 from r2sm_jax.synthetic.sources import (
     REPORTED,
     SourceSpec,
-    asks_for_absent_things,
     open_dataset,
     split_names,
     spread_evenly,
@@ -71,8 +68,6 @@ from r2sm_jax.synthetic.sources import (
 from r2sm_jax.train_completer import train_completer
 from r2sm_jax.train_outliner import train_outliner
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
-from r2sm_jax.training.device_batches import DeviceBatches
-from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import (
@@ -88,13 +83,10 @@ from r2sm_jax.training.run_folder import (
 from r2sm_jax.training.sharding import (
     AnyProcess,
     allgather,
-    barrier,
-    batch_shapes,
     check_same_config,
     is_main_process,
     make_mesh,
     place,
-    row_sharding,
     run_on_main,
     running,
     shard_batch,
@@ -104,6 +96,8 @@ from r2sm_jax.training.sharding import (
 from r2sm_jax.training.step import compile_step, init_state, jit_train_step, split_model
 
 SHEET_ROWS = 6
+DEVICE_BATCHES = 2
+"""How many batches wait on the devices."""
 FITTING_QUANTILE = 0.99
 """The longest 1 % of the sentences are not trained on. The rest is padded to its longest sentence,
 and attention takes time for padding too."""
@@ -115,8 +109,7 @@ Log = Callable[[str], None]
 class TrainingData(NamedTuple):
     """What training reads."""
 
-    prepared: PreparedSource
-    build_example: ExampleBuilder
+    examples: Examples
     texts: TextStates
     names: dict[str, np.ndarray]
     """Embeddings of each attribute's values."""
@@ -125,29 +118,45 @@ class TrainingData(NamedTuple):
     """Whether some queries are for something that is not in the picture."""
 
 
-def open_data(config: Config, split: str, count: int) -> Source:
-    """One split of the run's data source.
+def open_training(config: Config) -> Source:
+    """Opens the training split.
 
-    For training ("train"), procedural sources write as many queries for each picture as a step asks
-    about it; of a file, `dev` is trained on too unless it selects the checkpoint. Of another split,
-    which selects, there are at most `count` images, evenly spread.
+    Procedural sources write as many queries for each picture as a step asks about it; of a file,
+    `dev` is trained on too unless it selects the checkpoint. Raises InputError if it cannot be
+    read, or teaches nothing.
     """
     data = config.data
-    size = config.model.vision.image_size
-    if split != "train":
-        return spread_evenly(open_dataset(data, split, image_size=size, count=count), count)
-
     spec = SourceSpec.parse(data.source)
-    if config.train.select_on != "dev" and not spec.is_procedural:
-        split = WHOLE_TRAIN
+    if data.fresh and not spec.is_procedural:
+        raise InputError(
+            f"--data.fresh: the images of {data.source} do not change; leave the flag out, or give "
+            "scenes, compose or cutouts"
+        )
+    is_whole = config.train.select_on != "dev" and not spec.is_procedural
     all_photos = data.fresh and spec.kind == "compose"
-    return open_dataset(
+    source = open_dataset(
         data,
-        split,
-        image_size=size,
-        count=None if all_photos else count,
+        WHOLE_TRAIN if is_whole else "train",
+        image_size=config.model.vision.image_size,
+        count=None if all_photos else data.scenes,
         queries=data.queries,
     )
+    if not len(source):
+        raise InputError(f"{data.source}: the training split is empty")
+    if not spec.is_procedural:
+        warning = check_teaches(source, data.source)
+        if warning:
+            print(f"warning: {data.source}: {warning}", flush=True)
+    return source
+
+
+def open_selecting(config: Config) -> Source:
+    """Opens the split that selects checkpoints: at most `evaluate_samples` images, evenly
+    spread."""
+    count = config.train.evaluate_samples
+    size = config.model.vision.image_size
+    source = open_dataset(config.data, config.train.select_on, image_size=size, count=count)
+    return spread_evenly(source, count)
 
 
 def open_reported(config: Config) -> dict[str, Source]:
@@ -187,85 +196,45 @@ def prepare_data(config: Config, log: Log) -> TrainingData:
     Raises InputError if the data or the language model cannot be read or do not fit the
     configuration.
     """
-    prepared = prepare_images(config, log)
-    source = prepared.source
-    samples = prepared.read_some()
+    data = config.data
+    source = open_training(config)
+    log(f"{len(source):,} training images")
+    samples = read_some(source)
     if source.is_procedural:
         # The others are not made yet. Their sentences are like those of these.
-        sentences = [query.text for sample in samples for query in sample.queries]
-        has_absent_targets = asks_for_absent_things(config.data.source, config.data.images)
+        queries = [query for sample in samples for query in sample.queries]
     else:
-        sentences = []
-        has_absent_targets = False
-        # Of a million queries only the sentences stay in memory.
-        for index in range(len(source)):
-            for query in source.queries_at(index):
-                sentences.append(query.text)
-                has_absent_targets |= not query.instance_ids
+        queries = [query for index in range(len(source)) for query in source.queries_at(index)]
 
     texts = open_language_model(config)
-    return TrainingData(
-        prepared=prepared,
-        build_example=make_example_builder(config, texts, sentences, log),
-        texts=texts,
-        names={group: texts.embeddings(words) for group, words in source.vocabulary.items()},
-        sha256=prepared.sha256(sentences, samples),
-        has_absent_targets=has_absent_targets,
-    )
-
-
-def prepare_images(config: Config, log: Log) -> PreparedSource:
-    """Opens the training split, and prepares its images now if they are stored.
-
-    Raises InputError if it cannot be read, or teaches nothing.
-    """
-    data = config.data
-    source = open_data(config, "train", data.scenes)
-    if not len(source):
-        raise InputError(f"{data.source}: the training split is empty")
-    if not source.is_procedural:
-        warning = check_teaches(source, data.source)
-        if warning:
-            print(f"warning: {data.source}: {warning}", flush=True)
-
-    if data.fresh and not source.is_procedural:
-        raise InputError(
-            f"--data.fresh: the images of {data.source} do not change; leave the flag out, or give "
-            "scenes, compose or cutouts"
-        )
-
-    image_size = config.model.vision.image_size
-    prepared = PreparedSource(
+    examples = Examples(
         source,
-        image_size,
-        config.model.mask_size,
+        make_example_builder(config, texts, [query.text for query in queries], log),
+        image_size=config.model.vision.image_size,
+        mask_size=config.model.mask_size,
         crop=data.crop,
         fresh=data.fresh,
+        max_kept_bytes=MAX_KEPT_BYTES // max(1, data.workers),
     )
-    is_kept = False
-    if not data.keeps_nothing:
-        process = (jax.process_index(), jax.process_count())
-        is_kept = prepared.cache(data.cache_dir, process=process, wait=barrier)
-    how = "" if is_kept else ", prepared anew at each visit"
-    log(f"{len(prepared):,} training images{how}")
-    return prepared
+    return TrainingData(
+        examples=examples,
+        texts=texts,
+        names={group: texts.embeddings(words) for group, words in source.vocabulary.items()},
+        sha256=hash_data(source, samples),
+        has_absent_targets=any(not query.instance_ids for query in queries),
+    )
 
 
 def open_language_model(config: Config) -> TextStates:
     """Opens the language model. Raises InputError if it cannot be read or has another width than
     the configuration says."""
     text = config.model.text
-    texts = TextStates(
-        text.name,
-        layers=text.layers,
-        max_tokens=text.max_tokens,
-        cache_dir=config.data.cache_dir,
-    )
-    texts.encoder.weights = shard_locally(config.distributed.fsdp, texts.encoder.weights)
-    if text.dim != texts.dim:
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    texts.weights = shard_locally(config.distributed.fsdp, texts.weights)
+    if text.dim != texts.sizes.dim:
         raise InputError(
-            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; "
-            "give that"
+            f"--model.text.dim {text.dim}: {text.name} has token states of width "
+            f"{texts.sizes.dim}; give that"
         )
     return texts
 
@@ -273,26 +242,25 @@ def open_language_model(config: Config) -> TextStates:
 def make_example_builder(
     config: Config, texts: TextStates, sentences: Sequence[str], log: Log
 ) -> ExampleBuilder:
-    """What makes the rows of a batch, with the number of tokens that sentences are padded to.
+    """Makes what builds the rows of a batch, with the number of tokens that sentences are padded
+    to.
 
     `sentences` are those of the images, or of some.
     """
+    data = config.data
     # Only a head that reads words learns from sentences without an image.
     has_text_head = config.model.head in LEARNED_HEADS
-    num_text_only = config.data.text_only_queries if has_text_head else 0
-    text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
+    num_text_only = data.text_only_queries if has_text_head else 0
+    text_only = write_text_only_queries(num_text_only, seed=data.seed)
 
-    token_ids = TokenIds(texts.tokenizer, None if config.data.keeps_nothing else {})
-    lengths = token_ids.count(sentences)
-    text_only_lengths = token_ids.count([query.text for query in text_only])
-    tokens = quantile(lengths, FITTING_QUANTILE)
-    type_tokens = max(tokens, quantile(text_only_lengths, FITTING_QUANTILE))
+    lengths = texts.tokenizer.count(sentences)
+    text_only_lengths = texts.tokenizer.count([sentence.text for sentence in text_only])
+    tokens = longest_fitting(lengths)
+    type_tokens = max(tokens, longest_fitting(text_only_lengths))
     share = np.mean([length > tokens for length in lengths])
     log(f"queries of more than {tokens} tokens are left out of training ({share:.1%})")
-
-    data = config.data
     return ExampleBuilder(
-        text_states=token_ids,
+        tokenizer=texts.tokenizer,
         tokens=tokens,
         queries=data.queries,
         instances=data.instances,
@@ -302,71 +270,17 @@ def make_example_builder(
         colour_jitter=data.colour_jitter,
         has_text_head=has_text_head,
         text_only=[
-            query
-            for query, length in zip(text_only, text_only_lengths, strict=True)
+            sentence
+            for sentence, length in zip(text_only, text_only_lengths, strict=True)
             if length <= type_tokens
         ],
         type_tokens=type_tokens,
-        count_tokens=token_ids.count,
     )
 
 
-def make_batches(
-    data: TrainingData, config: Config, features: Lookup | None = None
-) -> grain.DatasetIterator:
-    """This process's rows of every batch, with token ids where nothing is kept, else with the
-    states of the language model.
-
-    `features`: those of images by frozen encoders, where they are kept. They need the model, which
-    is built after `TrainingData`, so that its builder of examples gets them only here.
-    """
-    batches = training_batches(
-        data.prepared,
-        replace(data.build_example, cached_features=features),
-        batch_size=config.train.batch_size,
-        seed=config.train.seed,
-        shard=(jax.process_index(), jax.process_count()),
-        workers=config.data.workers,
-    )
-    if config.data.keeps_nothing:
-        return batches
-    # States on disk are shared by runs of any precision.
-    precision = "float32" if config.data.cache_dir else config.train.matmul_precision
-    encoder = BatchEncoder(data.texts, precision)
-    # Devices that share the weights of the language model wait for each other in each of its
-    # programs, and would do so for ever if two threads gave them programs in different orders.
-    return encode_ahead(batches, encoder, in_thread=config.distributed.fsdp == 1)
-
-
-def make_text_encoder(data: TrainingData, config: Config, mesh: Mesh) -> Callable[[Batch], Batch]:
-    """What replaces the token ids of a batch by their states, where these are not kept."""
-    if not config.data.keeps_nothing:
-        return lambda batch: batch
-
-    encoder = data.texts.encoder
-    weights = place(mesh, encoder.weights)
-
-    @partial(jax.jit, out_shardings=row_sharding(mesh))
-    def states_of_ids(weights: nnx.State, ids: jax.Array) -> jax.Array:
-        return encoder.states_of_ids(weights, ids, config.train.matmul_precision)
-
-    def encode(batch: Batch) -> Batch:
-        ids = {name: batch[name] for name in TEXT_FIELDS if name in batch}
-        return batch | {name: states_of_ids(weights, ids[name]) for name in ids}
-
-    return encode
-
-
-def make_example(data: TrainingData, features: Lookup | None) -> Batch:
-    """An example as a step reads it, with blank states, whose shapes are those of all."""
-    build_example = replace(data.build_example, cached_features=features)
-    example = VisitBuilder(data.prepared, build_example)(0, np.random.default_rng(0))
-    encoder = data.texts.encoder
-    for name in TEXT_FIELDS:
-        if name in example:
-            shape = (*example[name].shape, len(encoder.layers), encoder.sizes.dim)
-            example[name] = np.zeros(shape, np.float16)
-    return example
+def longest_fitting(lengths: Sequence[int]) -> int:
+    """The number of tokens that `FITTING_QUANTILE` of the sentences do not exceed."""
+    return int(np.quantile(lengths, FITTING_QUANTILE, method="higher")) if lengths else 1
 
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
@@ -476,11 +390,11 @@ def train(config: Config) -> Path:
         # Data. What is wrong with a split is found now.
         data = prepare_data(config, log)
         run_on_main(lambda: check_inputs(folder, config, data.texts, data.sha256))
-        dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
+        dev = open_selecting(config)
         reported = open_reported(config)
         if is_main_process():
             others = {config.train.select_on: dev, **reported}
-            warn_of_shared_pictures(data.prepared.source, others)
+            warn_of_shared_pictures(data.examples.source, others)
 
         # Model and optimizer: from a checkpoint, from published weights, from another run, or
         # random.
@@ -492,10 +406,9 @@ def train(config: Config) -> Path:
         make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
         shapes = jax.eval_shape(make_state, params)
         checkpoints = Checkpoints(folder)
-        position = None
         calibration = Calibration()
         if config.resume and checkpoints.steps:
-            state, constants, calibration, position = checkpoints.restore(shapes, constants)
+            state, constants, calibration = checkpoints.restore(shapes, constants)
             state = place(mesh, state)
             print(f"resumed at step {int(state.step)}", flush=True)
         else:
@@ -508,28 +421,29 @@ def train(config: Config) -> Path:
         names = place(mesh, data.names)
         train_step = jit_train_step(graphdef, optimizer, config, state)
 
-        # Batches: images of which a frozen encoder has computed the features need not be encoded
-        # again.
-        features = None
-        if can_precompute(config):
-            weights = nnx.merge_state(state.params, constants)
-            features = precompute(graphdef, weights, data.prepared, config)
-        encode_text = make_text_encoder(data, config, mesh)
-        batches = DeviceBatches(
-            make_batches(data, config, features),
-            lambda batch: encode_text(shard_batch(mesh, batch)),
+        # Batches. The last ones wait on the devices: while these compute a step, the next batch has
+        # then arrived. No thread puts them there: processes that share devices must give them their
+        # programs in the same order.
+        first_step = int(state.step) + 1
+        batches = training_batches(
+            data.examples,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            start=int(state.step),
+            shard=(jax.process_index(), jax.process_count()),
+            workers=config.data.workers,
         )
         stack.callback(batches.close)
-        if position is not None:
-            batches.set_state(position)
+        waiting: deque[tuple[np.ndarray, Batch]] = deque()
 
-        # The step is compiled while the first batches are made.
-        first_step = int(state.step) + 1
+        def put_next() -> None:
+            batch = next(batches)
+            filled = data.texts.fill(batch, config.train.matmul_precision)
+            waiting.append((batch["index"], shard_batch(mesh, filled)))
+
         if first_step <= config.train.steps:
-            batches.start_prefetch()
-            example = make_example(data, features)
-            shapes = batch_shapes(mesh, example, config.train.batch_size)
-            train_step = compile_step(train_step, state, constants, shapes, names)
+            put_next()
+            train_step = compile_step(train_step, state, constants, waiting[0][1], names)
             log("the first step is compiled")
 
         # Loop.
@@ -541,12 +455,12 @@ def train(config: Config) -> Path:
         sentences = intent_sentences("calibration")
         images: dict[int, Any] = {}
         for step in range(first_step, config.train.steps + 1):
-            index, batch = next(batches)
+            index, batch = waiting.popleft()
             # Those of the step before too, since `Logs.add` reads losses one step late.
             images = {step - 1: images.get(step - 1), step: index}
             state, values = train_step(state, constants, batch, names)
-            if step < config.train.steps:
-                batches.fill()
+            while step < config.train.steps and len(waiting) < DEVICE_BATCHES:
+                put_next()
 
             is_last = step == config.train.steps or stop.requested()
             evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
@@ -558,7 +472,6 @@ def train(config: Config) -> Path:
                     folder,
                     state,
                     constants,
-                    batches,
                     step=not_finite,
                     images=images[not_finite],
                 )
@@ -580,7 +493,7 @@ def train(config: Config) -> Path:
                     giou = run_on_main(
                         partial(evaluate_dev, predictor, dev, step, folder, logs),
                     )
-                checkpoints.save(state, constants, batches, giou, calibration)
+                checkpoints.save(state, constants, giou, calibration)
                 # Neither evaluating nor saving is part of the speed.
                 logs.restart_clock(step)
                 if config.run is None and not config.resume and is_main_process():

@@ -20,7 +20,6 @@ import resource
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,26 +38,18 @@ import r2sm_jax
 from r2sm_jax.cli import cli_main, parse_config, parse_flags, trim_memory
 from r2sm_jax.config import Config
 from r2sm_jax.data import masks
-from r2sm_jax.data.augment import random_crop
-from r2sm_jax.data.batches import Batch, ExampleBuilder, training_batches
+from r2sm_jax.data.batches import Batch, ExampleBuilder, Examples, training_batches
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.data.prepare import PreparedSource
+from r2sm_jax.data.prepare import prepare, random_crop
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.synthetic.sources import load_json_split, open_source
-from r2sm_jax.train import (
-    TrainingData,
-    make_batches,
-    make_text_encoder,
-    open_data,
-    prepare_data,
-)
+from r2sm_jax.train import TrainingData, open_training, prepare_data
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
-from r2sm_jax.training.sharding import make_mesh
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 Figures = Iterator[tuple[str, str]]
@@ -96,18 +87,14 @@ def measure_training(args: Sequence[str]) -> Figures:
     data = prepare_data(config, lambda message: None)
     source = open_source("scenes", "train", count=NUM_SCENES, size=size)
     sentences = [query.text for i in range(NUM_SCENES) for query in source.queries_at(i)]
-    token_ids = dict(enumerate(data.texts.tokenizer(sentences)))
-    encoder = data.texts.encoder
-    precision = config.train.matmul_precision
-
-    def encode() -> None:
-        deque(encoder.encode_by_length(token_ids, precision=precision), maxlen=0)
-
-    seconds = median_seconds(encode, 3)
+    data.texts(sentences[:1] * 64)  # compiled
+    start = time.perf_counter()
+    data.texts(sentences)
+    seconds = time.perf_counter() - start
     yield "sentences encoded a second", f"{len(sentences) / seconds:.0f}"
 
     batches = make_batches(data, config)
-    batch = jax.device_put(next(batches))
+    batch = jax.device_put(data.texts.fill(next(batches)))
     batches.close()
     step = make_step(config, data)
     jax.block_until_ready(step(batch))
@@ -115,6 +102,13 @@ def measure_training(args: Sequence[str]) -> Figures:
     shape = f"{config.train.batch_size} images x {config.data.queries} queries"
     milliseconds = 1000 * median_seconds(lambda: step(batch), 20)
     yield f"training step, {shape}", f"{milliseconds:.0f} ms"
+
+
+def make_batches(data: TrainingData, config: Config) -> DatasetIterator:
+    """The batches of a run, with token ids."""
+    size = config.train.batch_size
+    workers = config.data.workers
+    return training_batches(data.examples, batch_size=size, seed=0, workers=workers)
 
 
 def make_step(config: Config, data: TrainingData) -> Callable[[Batch], Any]:
@@ -134,21 +128,14 @@ def make_step(config: Config, data: TrainingData) -> Callable[[Batch], Any]:
 
 
 def measure_data(args: Sequence[str]) -> Figures:
-    """Means over images of each stage on one core, then whole batches on all. Token states are
+    """Means over images of each stage on one core, then whole batches on all. Tokens are
     blank."""
     config = resolve_auto(parse_config(args))
     data, vision = config.data, config.model.vision
-    source = open_data(config, "train", data.scenes)
+    source = open_training(config)
     count = min(96, len(source))
-    prepared = PreparedSource(
-        source,
-        vision.image_size,
-        config.model.mask_size,
-        crop=data.crop,
-        fresh=data.fresh,
-    )
     assemble = ExampleBuilder(
-        blank_token_states,
+        blank_token_ids,
         tokens=32,
         queries=data.queries,
         instances=data.instances,
@@ -164,19 +151,31 @@ def measure_data(args: Sequence[str]) -> Figures:
             work(i)
         return f"{1000 * (time.perf_counter() - start) / count:.3g} ms"
 
+    def prepare_sample(sample: Any) -> Any:
+        return prepare(
+            random_crop(sample, data.crop, rng),
+            image_size=vision.image_size,
+            mask_size=config.model.mask_size,
+            vocabulary=source.vocabulary,
+        )
+
     samples = [source[i] for i in range(count)]
-    examples = [prepared[i] for i in range(count)]
+    prepared = [prepare_sample(sample) for sample in samples]
     yield "decode image and masks", mean_milliseconds(source.__getitem__)
-    yield (
-        "letterbox and pool",
-        mean_milliseconds(lambda i: prepared.prepare(random_crop(samples[i], data.crop, rng))),
-    )
-    yield "assemble", mean_milliseconds(lambda i: assemble(i, examples[i], rng))
+    yield "letterbox and pool", mean_milliseconds(lambda i: prepare_sample(samples[i]))
+    yield "assemble", mean_milliseconds(lambda i: assemble(i, prepared[i], rng))
 
     batch_size = config.train.batch_size
-    batches = training_batches(
-        prepared, assemble, batch_size=batch_size, seed=0, workers=data.workers
+    examples = Examples(
+        source,
+        assemble,
+        image_size=vision.image_size,
+        mask_size=config.model.mask_size,
+        crop=data.crop,
+        fresh=data.fresh,
+        max_kept_bytes=0,
     )
+    batches = training_batches(examples, batch_size=batch_size, seed=0, workers=data.workers)
     for _ in range(1 + data.workers):  # every worker has started
         next(batches)
     num_batches = max(4, 2 * count // batch_size, 2 * data.workers)
@@ -201,16 +200,9 @@ def place_of(workers: int) -> str:
     return "1 worker process" if workers == 1 else f"{workers} worker processes"
 
 
-def blank_token_states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """As many bytes as the states of the default language model take."""
-    states = np.zeros((len(texts), tokens, 3, 384), np.float16)
-    return states, np.ones((len(texts), tokens), bool)
-
-
-def blank_token_ids(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, which worker processes give in place of states."""
-    shape = (len(texts), tokens)
-    return np.zeros(shape, np.int32), np.ones(shape, bool)
+def blank_token_ids(texts: Sequence[str]) -> list[list[int]]:
+    """Sentences of 16 tokens."""
+    return [[0] * 16 for _ in texts]
 
 
 @dataclass(frozen=True)
@@ -236,8 +228,7 @@ def measure_loading(args: Sequence[str]) -> Figures:
                 blank_token_ids, tokens=32, queries=8, instances=8, slots=4, mirror=True
             )
             batches = training_batches(
-                PreparedSource(source, size, size // 4),
-                assemble,
+                Examples(source, assemble, image_size=size, mask_size=size // 4, max_kept_bytes=0),
                 batch_size=BATCH_SIZE,
                 seed=0,
                 workers=workers,
@@ -382,11 +373,10 @@ def measure_memory(args: Sequence[str]) -> Figures:
         data = prepare_data(config, lambda message: None)
         yield "data opened", f"{time.perf_counter() - start:.3g} s"
         yield "memory then", current_memory()
-        encode_text = make_text_encoder(data, config, make_mesh(config.train))
         batches = make_batches(data, config)
         train_step = make_step(config, data)
         for step in range(1, flags.steps + 1):
-            jax.block_until_ready(train_step(encode_text(next(batches))))
+            jax.block_until_ready(train_step(data.texts.fill(next(batches))))
             if step == 1:
                 trim_memory()
             if step % 10 == 0 or step == flags.steps:

@@ -50,7 +50,6 @@ CHECKED = [
     "data.masks",
     "data.sheet",
     "synthetic.sources",
-    "data.text_cache",
     "data.text_states",
     "data.tokenizer",
 ]

@@ -1,13 +1,8 @@
 """A list of samples as a data source."""
 
-import json
-from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
-from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Source, SourceSubset, truth_of_sample
+from r2sm_jax.data.dataset import SourceSubset, truth_of_sample
 
 
 class ListedSource(list):
@@ -26,15 +21,3 @@ class ListedSource(list):
 
     def subset(self, indices):
         return SourceSubset(self, tuple(indices))
-
-    def fingerprint(self):
-        return None
-
-
-def write_empty_prediction(path: Path, source: Source) -> Path:
-    """A file of predictions with one entry: an empty mask for the first query."""
-    truth = source.truth_at(0)
-    mask = masks.encode(np.zeros(truth.size, bool))
-    entry = {"query_id": truth.queries[0].id, "segmentation": mask, "score": 0.5}
-    path.write_text(json.dumps([entry]))
-    return path

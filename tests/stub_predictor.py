@@ -24,21 +24,10 @@ class StubTextEncoder:
     sha256 = "0" * 64
     max_tokens = 24
 
-    def __init__(self):
-        self.truncated: set[str] = set()
-
-    def encode(self, sentences) -> int:
-        sentences = list(sentences)
-        self.truncated |= {text for text in sentences if len(text.split()) > self.max_tokens}
-        return len(sentences)
-
-    def __call__(self, sentences: Sequence[str]):
-        self.encode(sentences)
+    def __call__(self, sentences: Sequence[str], length: int | None = None):
         logits = [2.0 if keyword_mask_type(text) == "amodal" else -2.0 for text in sentences]
         states = np.array(logits, np.float16).reshape(-1, 1, 1, 1)
         return states, np.ones(states.shape[:2], bool)
-
-    for_request = __call__
 
     def cut_off(self, sentence: str) -> str:
         return " ".join(sentence.split()[self.max_tokens :])

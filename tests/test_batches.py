@@ -1,17 +1,21 @@
 """From a sample to the rows of a batch: prepared once, assembled at each visit, resumed exactly."""
 
-import pickle
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from r2sm_jax.data import prepare as prepare_module
-from r2sm_jax.data.batches import ExampleBuilder, training_batches
+from r2sm_jax.data.batches import ExampleBuilder, Examples, training_batches
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.prepare import Prepared, PreparedSource, prepare
+from r2sm_jax.data.prepare import Prepared, prepare
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.sources import open_source
@@ -72,17 +76,14 @@ def test_an_object_that_is_fully_visible_is_pooled_once(monkeypatch):
         np.testing.assert_array_equal(one[name], other[name])
 
 
-def states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Text states that tell which text they are of."""
-    lengths = np.array([len(t) for t in texts])
-    return np.tile(lengths[:, None, None, None], (1, tokens, 2, 4)).astype(np.float16), np.ones(
-        (len(texts), tokens), bool
-    )
+def lengths_of(texts: Sequence[str]) -> list[list[int]]:
+    """Token ids that tell which sentence they are of."""
+    return [[len(text)] * 3 for text in texts]
 
 
 def assemble(p: Prepared, seed: int = 0, **changes) -> dict:
     options = {"tokens": 3, "queries": 4, "instances": 3, "slots": 2, "mirror": False} | changes
-    return ExampleBuilder(states, **options)(5, p, np.random.default_rng(seed))
+    return ExampleBuilder(**{"tokenizer": lengths_of} | options)(5, p, np.random.default_rng(seed))
 
 
 def flipped(p: Prepared, **changes) -> dict:
@@ -168,7 +169,7 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
         "slot_targets": ("i4", (4, 2)),
         "is_amodal": ("?", (4,)),
         "query_mask": ("?", (4,)),
-        "text": ("f2", (4, 3, 2, 4)),
+        "text_ids": ("i4", (4, 3)),
         "text_mask": ("?", (4, 3)),
         "index": ("i4", ()),
     }
@@ -200,33 +201,33 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
     is_amodal = dict(zip(map(len, p["texts"]), p["is_amodal"].tolist(), strict=True))
     for seed in range(20):
         e = assemble(p, seed, has_text_head=True, text_only=free)
-        assert e["type_text"].shape == (9, 3, 2, 4) and e["type_valid"].all()
-        rows += (lengths := e["type_text"][:, 0, 0, 0].astype(int).tolist())
+        assert e["type_text_ids"].shape == (9, 3) and e["type_valid"].all()
+        rows += (lengths := e["type_text_ids"][:, 0].tolist())
         assert [is_amodal[n] for n in lengths[:3]] == e["type_is_amodal"][:3].tolist()
         assert all(e["type_is_amodal"][i] in possible[lengths[i]] for i in range(3, 9))
         longer = assemble(p, seed, has_text_head=True, text_only=free, type_tokens=5)
-        assert longer["type_text"].shape == (9, 5, 2, 4) and longer["text"].shape == (4, 3, 2, 4)
+        assert longer["type_text_ids"].shape == (9, 5) and longer["text_ids"].shape == (4, 3)
     assert set(is_amodal) <= set(rows) and len(set(rows)) > 10
     alone = assemble(p | {"texts": p["texts"][:3]}, has_text_head=True)
-    assert alone["type_valid"].tolist() == [True] * 3 + [False] * 6 and "type_text" not in assemble(
-        p
-    )
+    assert alone["type_valid"].tolist() == [True] * 3 + [
+        False
+    ] * 6 and "type_text_ids" not in assemble(p)
 
 
 def test_queries_that_are_too_long_are_left_out():
     p = prepared()
 
-    def count_tokens(texts):
-        return [9 * (text in p["texts"][1:3]) for text in texts]
+    def tokenize(texts):
+        return [[len(text)] * (9 if text in p["texts"][1:3] else 3) for text in texts]
 
     for seed in range(20):
-        e = assemble(p, seed, has_text_head=True, count_tokens=count_tokens)
+        e = assemble(p, seed, has_text_head=True, tokenizer=tokenize)
         assert e["query_mask"].tolist() == [True] * 2 + [False] * 2
-        assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(
-            {*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]}
-        )
+        ids = {*e["text_ids"][:, 0], *e["type_text_ids"][:, 0]}
+        assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(ids)
         assert e["type_valid"].sum() == 2 and not e["query_instances"][2:].any()
-    assert not assemble(p, count_tokens=lambda texts: [9] * len(texts))["query_mask"].any()
+    too_long = assemble(p, tokenizer=lambda texts: [[1] * 9 for _ in texts])
+    assert not too_long["query_mask"].any()
 
 
 def test_everything_beyond_the_sample_is_padding():
@@ -239,7 +240,7 @@ def test_everything_beyond_the_sample_is_padding():
     )
     assert e["labels"]["category"].tolist() == [0, 1, -1] and not e["modal"][2].any()
     assert e["slot_targets"].tolist()[:4] == [[0, -1], [0, -1], [0, 1], [-1, -1]]
-    assert e["text"][:, 0, 0, 0].tolist() == [7, 25, 11, 12, 0, 0]
+    assert e["text_ids"][:, 0].tolist() == [7, 25, 11, 12, 0, 0]
 
 
 def test_a_sample_without_instances_or_queries_is_all_padding():
@@ -255,7 +256,7 @@ def test_fewer_queries_are_chosen_at_random_and_in_full():
     p, all_lengths = prepared(), set()
     for seed in range(20):
         e = assemble(p, seed, queries=2)
-        lengths = e["text"][:, 0, 0, 0].astype(int).tolist()
+        lengths = e["text_ids"][:, 0].tolist()
         all_lengths.update(lengths)
         for row, length in enumerate(lengths):
             of = [len(t) for t in p["texts"]].index(length)
@@ -315,95 +316,110 @@ def test_half_of_the_examples_are_mirrored_and_none_if_unwanted():
 # Batches.
 
 
-@pytest.fixture(scope="module")
-def source():
-    source = PreparedSource(open_source("scenes", "train", count=5, size=SIZE), SIZE, CELLS)
-    source.cache()
-    return source
-
-
-def test_worker_processes_get_the_source_once(monkeypatch, tmp_path):
-    """A copy of it in every piece of work would read and keep its photos anew."""
-
-    class Pool:
-        def __init__(self, initializer, initargs):
-            initializer(*initargs)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def imap(self, work, items, chunksize):
-            assert len(pickle.dumps(work)) < 100
-            return map(work, items)
-
-    monkeypatch.setattr(prepare_module, "_worker_source", [])
-    monkeypatch.setattr("multiprocessing.get_context", lambda method: SimpleNamespace(Pool=Pool))
-    monkeypatch.setattr(prepare_module, "MIN_SAMPLES_FOR_POOL", 4)
-    source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
-    one = source[3]
-    assert source.cache(str(tmp_path))
-    assert np.array_equal(source[3]["image"], one["image"]) and source[3]["texts"] == one["texts"]
-
-
-def test_worker_processes_prepare_what_this_process_does(monkeypatch, tmp_path):
-    monkeypatch.setattr(prepare_module, "MIN_SAMPLES_FOR_POOL", 4)
-    source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
-    here = [source[index] for index in range(5)]
-    assert source.cache(str(tmp_path))
-    assert all(same(source[index], one) for index, one in enumerate(here))
-
-
-def batches(source, seed: int = 0):
-    return training_batches(
-        source,
-        ExampleBuilder(states, 3, queries=3, instances=4, slots=2, mirror=True),
-        batch_size=2,
-        seed=seed,
-    )
-
-
 def same(a: dict, b: dict) -> bool:
     return all(
         same(a[k], b[k]) if isinstance(a[k], dict) else np.array_equal(a[k], b[k]) for k in a
     )
 
 
-def test_batches_depend_on_the_seed_alone(source):
-    one, again, other = batches(source), batches(source), batches(source, seed=1)
-    first = [next(one) for _ in range(6)]
-    assert all(same(batch, next(again)) for batch in first)
-    assert not all(same(batch, next(other)) for batch in first)
+def examples(count: int = 5, *, jitter: float = 0.0, **options) -> Examples:
+    build = ExampleBuilder(
+        lengths_of, 3, queries=3, instances=4, slots=2, mirror=True, colour_jitter=jitter
+    )
+    source = open_source("scenes", "train", count=count, size=SIZE)
+    return Examples(source, build, image_size=SIZE, mask_size=CELLS, **options)
 
 
-def test_every_image_comes_once_before_any_comes_twice(source):
-    iterator = batches(source)
+def batches(of: Examples, seed: int = 0, **options):
+    return training_batches(of, batch_size=2, seed=seed, **options)
+
+
+VARIANTS = {
+    "kept": {},
+    "no room": {"max_kept_bytes": 0},
+    "crops and colours": {"crop": 0.6, "jitter": 0.3},
+    "fresh": {"fresh": True},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_batches_go_on_exactly_wherever_they_start(options):
+    one = batches(examples(**options))
+    whole = [next(one) for _ in range(8)]
+    for start in (0, 3, 7):
+        again = batches(examples(**options), start=start)
+        assert all(same(batch, next(again)) for batch in whole[start:])
+    other = batches(examples(**options), seed=1)
+    assert not all(same(batch, next(other)) for batch in whole)
+
+    images = {image.tobytes() for batch in whole for image in batch["image"]}
+    is_new = len(images) == 16
+    assert is_new == (options.get("fresh", False) or "crop" in options)
+
+
+def test_what_is_kept_is_what_is_prepared_anew():
+    kept, anew = examples(), examples(max_kept_bytes=0)
+    one, other = batches(kept), batches(anew)
+    assert all(same(next(one), next(other)) for _ in range(8))
+    assert len(kept._kept) == 5 and not anew._kept
+
+
+def test_every_image_comes_once_before_any_comes_twice():
+    iterator = batches(examples())
     order = np.concatenate([next(iterator)["index"] for _ in range(10)])
     for epoch in order.reshape(4, 5):
         assert sorted(epoch) == list(range(5))
 
 
-@pytest.mark.parametrize("position", [0, 1, 7])
-def test_resumed_batches_go_on_exactly(source, position):
-    one = batches(source)
-    for _ in range(position):
-        next(one)
-    state = one.get_state()
-    expected = [next(one) for _ in range(5)]
-    fresh = batches(source)
-    next(fresh)
-    fresh.set_state(state)
-    assert all(same(batch, next(fresh)) for batch in expected)
+def test_processes_share_every_epoch_out():
+    parts = [training_batches(examples(12), batch_size=6, seed=0, shard=(i, 3)) for i in range(3)]
+    for _ in range(3):  # epochs
+        numbers = [number for part in parts for _ in range(2) for number in next(part)["index"]]
+        assert sorted(numbers) == list(range(12))
 
 
-def test_preparing_when_asked_or_before_gives_the_same(source):
-    lazy = PreparedSource(source.source, SIZE, CELLS)
-    for index in range(5):
-        a, b = lazy[index], source[index]
-        assert (
-            a["texts"] == b["texts"]
-            and np.array_equal(a["modal"], b["modal"])
-            and np.array_equal(a["image"], b["image"])
-        )
+def test_worker_processes_make_the_same_batches():
+    here = batches(examples(fresh=True))
+    expected = [next(here) for _ in range(5)]
+    for workers, start in ((2, 0), (1, 3)):
+        one = batches(examples(fresh=True), workers=workers, start=start)
+        assert all(same(batch, next(one)) for batch in expected[start:])
+        one.close()
+
+
+@pytest.mark.slow
+def test_worker_processes_end_with_a_killed_parent(tmp_path):
+    code = """
+import multiprocessing, sys, time
+from test_batches import batches, examples
+if __name__ == "__main__":
+    one = batches(examples(), workers=2)
+    next(one)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    time.sleep(60)
+"""
+    file = tmp_path / "parent.py"
+    file.write_text(code)
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    parent = subprocess.Popen(
+        [sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert parent.stdout is not None
+    workers = [int(word) for word in parent.stdout.readline().split()]
+    assert workers
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    for _ in range(100):
+        running = [pid for pid in workers if is_running(pid)]
+        if not running:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still running: {running}")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False

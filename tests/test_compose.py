@@ -263,7 +263,6 @@ def test_photos_and_cutouts_are_of_the_whole_file(file, source, monkeypatch):
         more = ComposeSource(file, "train", 20, seed=3, size=SIZE)
     assert few.photo_indices == more.photo_indices != in_order
     assert sorted(few.photo_indices) == in_order
-    assert few.fingerprint() == more.fingerprint()
     assert max(few.photo_indices[:10]) > in_order[len(in_order) // 2]
 
     everything = source.photos.find_cutouts(in_order)

@@ -19,7 +19,7 @@ from stub_predictor import StubOutliner, StubPredictor
 
 import r2sm_jax
 from r2sm_jax.config import CompleterConfig
-from r2sm_jax.data import masks, text_states
+from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.decision import TruncatedQuery, decide
@@ -112,9 +112,7 @@ def test_threads_may_share_a_predictor(predictor, images):
     alone = []
     for sentences, image in zip(queries, encoded, strict=True):
         alone.append(predictor.predict(sentences, image=image))
-    predictor.text_encoder.cache._states.clear()  # so that threads encode sentences, too
-    predictor.text_encoder._requested.clear()
-    predictor.text_encoder.truncated.clear()
+    predictor.text_encoder._states.clear()  # so that threads encode sentences, too
 
     def predict(i: int) -> list[Prediction]:
         return predictor.predict(queries[i], image=encoded[i])
@@ -188,21 +186,6 @@ def test_nothing_is_compiled_once_it_is_warm(predictor, images, compilations):
     assert compilations == []
     jax.jit(lambda x: x + 1)(np.zeros(17))  # compilations are counted at all
     assert len(compilations) == 1
-
-
-@pytest.mark.filterwarnings("ignore::r2sm_jax.inference.predictor.TruncatedQuery")
-def test_sentences_do_not_fill_the_memory_of_a_server(predictor, images, monkeypatch):
-    monkeypatch.setattr(text_states, "MAX_REQUEST_SENTENCES", 4)
-    texts = predictor.text_encoder
-    texts.encode(["a sentence of training"])
-    num_others = len(texts.cache) - len(texts._requested)
-    truncated = set(texts.truncated)
-    predictor.set_image(images[0])
-    for i in range(5):
-        predictor.predict([f"mug {i} and {n} and {'very ' * 30}red" for n in range(3)])
-    assert len(texts._requested) == 4 and len(texts.truncated - truncated) <= 4
-    assert len(texts.cache) == num_others + 4
-    assert len(texts.states_of("a sentence of training")) > 2
 
 
 # Predictions.

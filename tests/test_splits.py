@@ -22,7 +22,7 @@ from r2sm_jax.synthetic.scenes.source import SceneSource
 from r2sm_jax.synthetic.sources import REPORTED, load_json_split, open_source, split_names
 from r2sm_jax.tools.data import build
 from r2sm_jax.tools.records import write_json
-from r2sm_jax.train import open_data
+from r2sm_jax.train import open_selecting, open_training
 from r2sm_jax.training.run_folder import read_config, resolve_auto
 
 
@@ -102,14 +102,14 @@ def test_the_papers_protocol_trains_on_dev_too_and_quick_evaluations_are_as_larg
     )
     paper = replace(config, train=replace(config.train, select_on="val"))
     dev = load_json_split(folder, "dev")
-    assert ids(open_data(config, "train", 5)) == set(range(1, 61)) - ids(dev)
-    assert ids(open_data(paper, "train", 5)) == set(range(1, 61))
-    few = open_data(config, "dev", min(3, len(dev) - 1))
-    assert len(few) == min(3, len(dev) - 1) and ids(few) < ids(dev)
-    assert [ids(open_data(paper, "val", 4)), len(open_data(paper, "val", 400))] == [
-        {101, 103, 105, 107},
-        8,
-    ]
+    assert ids(open_training(config)) == set(range(1, 61)) - ids(dev)
+    assert ids(open_training(paper)) == set(range(1, 61))
+    few = open_selecting(config)
+    assert len(few) == min(3, len(dev)) and ids(few) <= ids(dev)
+    assert len(open_selecting(paper)) == 3
+    # The split that selects is never more than what it is called.
+    single = replace(config, train=replace(config.train, select_on="train"))
+    assert ids(open_selecting(single)) < ids(load_json_split(folder, "train"))
 
 
 def test_reports_say_what_was_selected_on():

@@ -11,9 +11,9 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 from tiny_models import LAYERS, WIDTH, write_bert
 
-from r2sm_jax.data import tokenizer as tokenizer_module
+from r2sm_jax.data import text_states, tokenizer as tokenizer_module
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.data.tokenizer import QueryTokenizer, read_part
+from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer, read_part
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
@@ -35,23 +35,52 @@ def tokens_of(texts: TextStates, sentence: str) -> list[int]:
     return texts.tokenizer([sentence])[0]
 
 
+def states_of(texts: TextStates, sentence: str) -> np.ndarray:
+    states, mask = texts([sentence])
+    return states[0][mask[0]]
+
+
+def fill(texts: TextStates, sentences: list[str], precision: str = "float32") -> np.ndarray:
+    """The states [k t l e] of sentences in a training batch."""
+    ids = np.full((1, len(sentences), texts.max_tokens), NO_TOKEN, np.int32)
+    for row, of_sentence in enumerate(texts.tokenizer(sentences)):
+        ids[0, row, : len(of_sentence)] = of_sentence
+    batch = texts.fill({"text_ids": ids, "index": 1}, precision)
+    assert batch.keys() == {"text", "index"}
+    return batch["text"][0]
+
+
 @pytest.fixture(scope="module")
 def texts(bert_folder) -> TextStates:
     return TextStates(str(bert_folder), layers=(1, 2), max_tokens=16)
 
 
 def test_states_are_padded_and_masked(texts):
-    states, mask = texts(["the red mug", ""])
+    states, mask = texts(["the red mug", ""], 16)
     assert states.shape == (2, 16, 2, WIDTH) and states.dtype == np.float16 and mask.dtype == bool
     assert mask.sum(1).tolist() == [5, 2]  # with the two special tokens
     assert not states[~mask].any() and states[mask].any()
 
 
-def test_each_sentence_is_encoded_once(texts, monkeypatch):
-    texts.encode(["seen before", "seen before"])
-    monkeypatch.setattr(texts, "encoder", None)  # would fail if it were called
-    assert texts.encode(["seen before"]) == 0
-    assert texts(["seen before"])[1].sum() > 2
+def test_states_stay_in_memory_while_there_is_room(bert_folder, monkeypatch):
+    texts = TextStates(str(bert_folder), layers=(1,), max_tokens=16)
+    counts = []
+    encode = TextStates._encode
+
+    def count(self, token_ids, *options):
+        counts.append(len(token_ids))
+        return encode(self, token_ids, *options)
+
+    monkeypatch.setattr(TextStates, "_encode", count)
+    texts(["seen before", "seen before", "mug"])
+    assert sum(counts) == 2
+    texts(["mug", "seen before"])
+    assert sum(counts) == 2
+
+    monkeypatch.setattr(text_states, "MAX_BYTES", 3 * texts._num_bytes // 2)
+    states, _ = texts(["the red mug", "the book", "the red mug"])
+    assert sum(counts) == 4 and len(texts._states) < 4 and np.array_equal(states[0], states[2])
+    assert texts._num_bytes == sum(of.nbytes for of in texts._states.values())
 
 
 def test_layers_that_the_model_does_not_have_are_refused(bert_folder):
@@ -67,16 +96,16 @@ def test_another_language_model_has_another_hash(tmp_path, texts):
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_states_do_not_depend_on_what_pads_them(kind, folders):
     """Without a padding token (llama) as with one."""
-    together = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
-    together.encode(SENTENCES)
-    for sentence in SENTENCES[:2]:
+    texts = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
+    together, mask = texts(SENTENCES)
+    in_batch = fill(texts, SENTENCES)
+    for row, sentence in enumerate(SENTENCES):
         alone = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
-        alone.encode([sentence])
-        np.testing.assert_allclose(
-            alone.states_of(sentence), together.states_of(sentence), atol=2e-3
-        )
-        ids = tokens_of(alone, sentence)
-        assert len(alone.states_of(sentence)) == len(ids)
+        expected = states_of(alone, sentence)
+        np.testing.assert_allclose(together[row][mask[row]], expected, atol=2e-3)
+        count = len(tokens_of(alone, sentence))
+        np.testing.assert_allclose(in_batch[row, :count], expected, atol=2e-3)
+        assert not in_batch[row, count:].any()
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bert", None), ("llama", 1.0)])
@@ -89,7 +118,7 @@ def test_states_are_the_encoders_at_unit_size_where_it_does_not_norm_them(kind, 
     )[0, :, 0]
     if size is not None:
         direct = direct / np.sqrt((direct**2).mean(-1, keepdims=True))
-    actual = texts([SENTENCES[1]])[0][0, : len(texts.states_of(SENTENCES[1])), 0]
+    actual = states_of(texts, SENTENCES[1])[:, 0]
     np.testing.assert_allclose(actual, direct, atol=5e-3)
 
 
@@ -101,7 +130,9 @@ def test_one_vector_is_the_mean_or_the_last_token(folders):
     ):
         texts = TextStates(str(folders[kind]), layers=(1, 2), max_tokens=20)
         vectors = texts.embeddings(names)
-        states = np.stack([pick(texts.states_of(name)[:, -1].astype(np.float32)) for name in names])
+        states = np.stack(
+            [pick(states_of(texts, name)[:, -1].astype(np.float32)) for name in names]
+        )
         centred = states - states.mean(0)
         np.testing.assert_allclose(vectors, centred / centred.std(), rtol=1e-5, atol=1e-6)
 
@@ -111,19 +142,10 @@ def test_long_sentences_are_cut_and_what_is_left_fits(kind, folders):
     long = "the red mug behind the book " * 4 + "including the hidden part"
     texts = TextStates(str(folders[kind]), layers=(1,), max_tokens=12)
     states, mask = texts([long])
-    assert mask.sum() == 12 and long in texts.truncated and np.isfinite(states).all()
+    assert mask.sum() == 12 and np.isfinite(states).all()
     cut = texts.cut_off(long)
     assert long.endswith(cut) and cut and texts.cut_off(long.removesuffix(cut).strip()) == ""
     assert texts.cut_off(long.removesuffix(cut) + cut.split()[0]) != ""
-
-
-def test_a_share_of_the_sentences_fits(folders):
-    texts = TextStates(str(folders["bert"]), layers=(1,), max_tokens=12)
-    sentences = ["mug"] * 9 + ["the red mug behind the book"]
-    texts.encode(sentences)
-    short, long = (len(texts.states_of(s)) for s in ("mug", sentences[-1]))
-    assert short < long == texts.token_quantile(sentences) == texts.token_quantile(sentences, 0.99)
-    assert texts.token_quantile(sentences, 0.8) == short and texts.token_quantile([]) == 1
 
 
 def test_a_sentence_without_tokens_is_one_token(folders, tmp_path):
@@ -152,31 +174,27 @@ def test_products_are_part_of_what_is_compiled(folders):
     """States that training encodes in bfloat16 differ, and do not change what is encoded after
     them."""
     texts = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
-    ids = {0: tokens_of(texts, SENTENCES[0])}
-
-    def states(precision: str) -> np.ndarray:
-        return dict(texts.encoder.encode_by_length(ids, precision=precision))[0]
-
-    exact = states("float32")
-    assert 0 < np.abs(states("bfloat16") - exact).max() < 0.1
-    np.testing.assert_array_equal(states("float32"), exact)
+    exact = fill(texts, SENTENCES)
+    assert 0 < np.abs(fill(texts, SENTENCES, "bfloat16") - exact).max() < 0.1
+    texts._states.clear()
+    np.testing.assert_array_equal(fill(texts, SENTENCES), exact)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_states_do_not_depend_on_what_is_encoded_with_them(kind, precision, folders):
-    """To the bit: a run that goes on encodes other sentences together than the one before."""
-    texts = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
+    """To the bit: a run that goes on encodes other sentences together than the one before, and what
+    was asked or evaluated before changes nothing."""
+    texts = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=40)
     words = "the red mug behind a book and what holds coffee".split()
     rng = np.random.default_rng(0)
-    sentences = {" ".join(rng.choice(words, size)) for size in range(1, 12) for _ in range(60)}
-    token_ids = {sentence: tokens_of(texts, sentence) for sentence in sentences}
-    together = dict(texts.encoder.encode_by_length(token_ids, precision=precision))
-    assert together.keys() == sentences
-    for part in np.array_split(rng.permutation(sorted(sentences)), 7):
-        ids = {str(sentence): token_ids[sentence] for sentence in part}
-        for sentence, states in texts.encoder.encode_by_length(ids, precision=precision):
-            assert states.tobytes() == together[sentence].tobytes(), sentence
+    sentences = [" ".join(rng.choice(words, size)) for size in range(1, 36) for _ in range(20)]
+    together = fill(texts, sentences, precision)
+    texts._states.clear()
+    texts(sentences[::3])
+    for part in np.array_split(rng.permutation(len(sentences)), 23):
+        states = fill(texts, [sentences[row] for row in part], precision)
+        assert states.tobytes() == together[part].tobytes()
 
 
 # Bad input.
@@ -250,7 +268,7 @@ def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(
 ):
     changed = opening + sentence.rstrip(". ") + stop
     changed = changed.upper() if capitals else changed
-    assert bert.tokens([changed])[0].tolist() == bert.tokens([sentence])[0].tolist()
+    assert tokens_of(bert, changed) == tokens_of(bert, sentence)
 
 
 @pytest.mark.parametrize(
@@ -276,4 +294,10 @@ def test_sentences_are_tokenized_some_at_a_time(bert_folder, monkeypatch):
     other = QueryTokenizer(bert_folder, vocab_size=10**6, max_tokens=4)
     monkeypatch.setattr(tokenizer_module, "SENTENCES_AT_ONCE", 2)
     assert other(sentences) == expected and len(expected) == len(sentences)
-    assert other.truncated == tokenizer.truncated == {sentences[1]}
+    assert [bool(other.cut_off(sentence)) for sentence in sentences] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]

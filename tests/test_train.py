@@ -219,17 +219,6 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
 # Things that go wrong.
 
 
-def test_crops_and_colours_are_drawn_at_each_visit(tiny_config, capsys):
-    data = replace(tiny_config.data, crop=0.7, colour_jitter=0.2)
-    config = replace(tiny_config, data=data)
-    batches = train_module.make_batches(train_module.prepare_data(config, print), config)
-    assert "prepared anew at each visit" in capsys.readouterr().out
-    first, second = next(batches), next(batches)  # of all eight scenes
-    for row, index in enumerate(first["index"]):
-        (other_row,) = np.flatnonzero(second["index"] == index)
-        assert (first["image"][row] != second["image"][other_row]).any()
-
-
 def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(
     tiny_flags, tmp_path, refused, monkeypatch
 ):

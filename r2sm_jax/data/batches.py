@@ -1,4 +1,4 @@
-"""Prepared samples -> training batches.
+"""Samples -> training batches.
 
 A batch is a dict of numpy arrays (b = batch, S = image size, s = mask size, m = instances,
 k = queries, q = slots, t = tokens, l = layers of the language model, e = their channels):
@@ -15,50 +15,53 @@ k = queries, q = slots, t = tokens, l = layers of the language model, e = their 
     slot_targets     int   [b k q]       the first q of them; -1 = none
     is_amodal        bool  [b k]         the query asks for the complete shape
     query_mask       bool  [b k]         a query, not padding
-    text             f16   [b k t l e]   frozen token states, which replace token ids, int32
-                                         [b k t]: some batches ahead (encoded_batches.py), or just
-                                         before the step (`DataConfig.keeps_nothing`)
+    text_ids         int   [b k t]       token ids, `NO_TOKEN` in place of padding. On the devices
+                                         `text` takes their place, float16 [b k t l e]: the states
+                                         of the frozen language model (text_states.py)
     text_mask        bool  [b k t]       a token, not padding
     index            int   [b]           position in the source
 
 and, for a mask-type head that reads words alone, the f = `NUM_TYPE_SENTENCES` sentences an image
 that it learns from:
 
-    type_text        f16   [b f t l e]   states of some queries and of sentences without an image;
-                                         token ids int32 [b f t] before, as `text`
+    type_text_ids    int   [b f t]       token ids of some queries and of sentences without an
+                                         image; `type_text` on the devices
     type_text_mask   bool  [b f t]       their tokens, some hidden
     type_is_amodal   bool  [b f]
     type_valid       bool  [b f]         a sentence, not padding
 """
 
+import multiprocessing
 import os
-import shutil
 import signal
-import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grain
 import numpy as np
 from absl import flags
 
-from r2sm_jax.data.augment import (
+from r2sm_jax.data.dataset import FreshSource, Source
+from r2sm_jax.data.prepare import (
     NAMES_A_SIDE,
+    Prepared,
     drop_tokens,
     jitter_colours,
     mirror,
+    prepare,
     random_crop,
 )
-from r2sm_jax.data.prepare import Prepared, PreparedSource
-from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer
-from r2sm_jax.errors import InputError
+from r2sm_jax.data.tokenizer import NO_TOKEN
 from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]
 BUFFERED_BATCHES = 2
 """Batches that each worker process has ready."""
+MAX_KEPT_BYTES = 4 << 30
+"""Prepared samples stay in memory up to this size, the workers' together; the others are prepared
+at each visit."""
 NUM_TYPE_SENTENCES = 9
 NUM_TEXT_ONLY = 6
 """How many of the `NUM_TYPE_SENTENCES` have no image, where there are such sentences."""
@@ -73,10 +76,10 @@ class ExampleBuilder:
     image, its hidden tokens.
     """
 
-    text_states: Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]
-    """Sentences and a number of tokens -> states or token ids, and which tokens are real."""
+    tokenizer: Callable[[Sequence[str]], list[list[int]]]
+    """Sentences -> token ids."""
     tokens: int
-    """Tokens that the queries are padded to."""
+    """Tokens that the queries are padded to. Queries of more are left out."""
     queries: int
     """Number of queries of an example."""
     instances: int
@@ -92,14 +95,11 @@ class ExampleBuilder:
     """Tokens that the sentences of the mask-type head are padded to; 0 = `tokens`."""
     has_text_head: bool = False
     """Whether a mask-type head learns from words alone."""
-    count_tokens: Callable[[Sequence[str]], list[int]] | None = None
-    """The numbers of tokens of queries; those of more than `tokens` are left out."""
-    cached_features: Callable[[int], Batch] | None = None
-    """Image features that training does not change, by position in the source."""
 
     def __call__(self, index: int, prepared: Prepared, rng: np.random.Generator) -> Batch:
         """One example of sample `index`."""
-        usable = self._find_usable(prepared["texts"])
+        token_ids = self.tokenizer(prepared["texts"]) if prepared["texts"] else []
+        usable = [i for i, ids in enumerate(token_ids) if len(ids) <= self.tokens]
         # Without a usable query the permutation is an empty array of floats, which is no index.
         rows = np.sort(rng.permutation(usable)[: self.queries].astype(int))
         is_mirrored = self.mirror and rng.random() < 0.5
@@ -120,15 +120,7 @@ class ExampleBuilder:
         if self.has_text_head:
             type_rows = rng.permutation(usable).astype(int)
             example |= self._type_sentences(prepared, type_rows, rng)
-        if self.cached_features is not None:
-            example |= self.cached_features(index)
         return example
-
-    def _find_usable(self, texts: Sequence[str]) -> list[int]:
-        """The positions of the sentences that are not too long."""
-        if self.count_tokens is None:
-            return list(range(len(texts)))
-        return [i for i, count in enumerate(self.count_tokens(texts)) if count <= self.tokens]
 
     def _instance_arrays(self, prepared: Prepared, columns: np.ndarray) -> Batch:
         """The masks and names of the instances `columns`, padded to `instances`."""
@@ -169,13 +161,13 @@ class ExampleBuilder:
         slot_targets = np.where(is_instance, order, -1).astype(np.int32)
 
         padding = [""] * (self.queries - len(texts))
-        text, text_mask = self.text_states(texts + padding, self.tokens)
+        text_ids, text_mask = self._pad_tokens(texts + padding, self.tokens)
         return {
             "query_instances": pad(query_instances, self.queries, self.instances),
             "slot_targets": pad(slot_targets, self.queries, self.slots, fill=-1),
             "is_amodal": pad(prepared["is_amodal"][rows], self.queries),
             "query_mask": pad(query_mask, self.queries),
-            "text": text,
+            "text_ids": text_ids,
             "text_mask": text_mask,
         }
 
@@ -197,13 +189,24 @@ class ExampleBuilder:
                 is_amodal.append(sentence.mask_type == "amodal")
 
         num_padding = NUM_TYPE_SENTENCES - len(texts)
-        states, mask = self.text_states(texts + [""] * num_padding, self.type_tokens or self.tokens)
+        length = self.type_tokens or self.tokens
+        token_ids, mask = self._pad_tokens(texts + [""] * num_padding, length)
         return {
-            "type_text": states,
+            "type_text_ids": token_ids,
             "type_text_mask": drop_tokens(mask, self.token_drop, rng),
             "type_is_amodal": np.array(is_amodal + [False] * num_padding, bool),
             "type_valid": np.arange(NUM_TYPE_SENTENCES) < len(texts),
         }
+
+    def _pad_tokens(self, texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
+        """The token ids of sentences, padded and cut to `length`, and which are real, `[k t]`."""
+        token_ids = np.full((len(texts), length), NO_TOKEN, np.int32)
+        for row, ids in enumerate(self.tokenizer(texts)):
+            token_ids[row, : len(ids)] = ids[:length]
+        mask = token_ids != NO_TOKEN
+        # A sentence without tokens keeps its first place, as in `pad_ids`: attention needs one.
+        mask[:, 0] = True
+        return token_ids, mask
 
 
 def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
@@ -214,188 +217,132 @@ def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
     return np.pad(values, widths, constant_values=fill)
 
 
-@dataclass(frozen=True)
-class TokenIds:
-    """The `text_states` of an `ExampleBuilder` in training: token ids, which are replaced by states
-    before a step reads them (encoded_batches.py; `make_text_encoder` in train.py)."""
+class Examples:
+    """The examples of a source, each at its visits. Worker processes get copies of it."""
 
-    tokenizer: QueryTokenizer
-    memory: dict[str, list[int]] | None = None
-    """The ids of all sentences so far; None where sentences do not come again."""
+    def __init__(
+        self,
+        source: Source,
+        build: ExampleBuilder,
+        *,
+        image_size: int,
+        mask_size: int,
+        crop: float = 1.0,
+        fresh: bool = False,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
+    ):
+        """Takes the samples of `source` at these sizes.
 
-    def __call__(self, texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids with `NO_TOKEN` in place of padding, and which of them are real, `[k t]`."""
-        ids = np.full((len(texts), tokens), NO_TOKEN, np.int32)
-        for row, of_text in enumerate(self._ids(texts)):
-            ids[row, : len(of_text)] = of_text[:tokens]
-        mask = ids != NO_TOKEN
-        # A sentence without tokens keeps its first place, as in `pad_ids`: attention needs one.
-        mask[:, 0] = True
-        return ids, mask
+        Args:
+            source: Where the samples come from.
+            build: Makes the arrays of a prepared sample.
+            image_size: Pixels of a side of the letterboxed image.
+            mask_size: Cells of a side of the masks.
+            crop: The smallest share of a side that a random crop keeps; 1 = no crops.
+            fresh: Whether a sample is made anew at each visit. Its source must do so.
+            max_kept_bytes: Size of the prepared samples that stay in memory.
+        """
+        self.source = source
+        self.build = build
+        self.image_size = image_size
+        self.mask_size = mask_size
+        self.crop = crop
+        self.fresh = fresh
+        self.max_kept_bytes = max_kept_bytes
+        self._kept: dict[int, Prepared] = {}
+        self._kept_bytes = 0
 
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of tokens of sentences, up to the limit of the tokenizer."""
-        return [len(of_text) for of_text in self._ids(texts)]
+    def __call__(self, place: int | tuple[int, int], rng: np.random.Generator) -> Batch:
+        """The example of a sample, by its index; of a fresh one by its index and its visit."""
+        index, visit = (place, 0) if isinstance(place, int) else place
+        if index in self._kept:
+            return self.build(index, self._kept[index], rng)
 
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        if self.memory is None:
-            return self.tokenizer(texts) if texts else []
-        new = [text for text in dict.fromkeys(texts) if text not in self.memory]
-        if new:
-            self.memory.update(zip(new, self.tokenizer(new), strict=True))
-        return [self.memory[text] for text in texts]
+        if self.fresh:
+            assert isinstance(self.source, FreshSource)
+            sample = self.source.at_visit(index, visit)
+        else:
+            sample = self.source[index]
+        if self.crop < 1:  # drawn before everything else
+            sample = random_crop(sample, self.crop, rng)
+        prepared = prepare(
+            sample,
+            image_size=self.image_size,
+            mask_size=self.mask_size,
+            vocabulary=self.source.vocabulary,
+        )
+        if self.crop == 1 and not self.fresh:
+            self._keep(index, prepared)
+        return self.build(index, prepared, rng)
 
-
-@dataclass(frozen=True)
-class Visit:
-    """A sample at one of its visits."""
-
-    index: int
-    number: int
-
-
-def number_visit(position: int, index: int, *, num_samples: int) -> Visit:
-    """The visit at a position of an endless order in which `num_samples` samples come in turn."""
-    return Visit(index, position // num_samples)
-
-
-@dataclass(frozen=True)
-class VisitBuilder:
-    """A sample at a visit -> the arrays of one example. Worker processes get copies of it."""
-
-    source: PreparedSource
-    build_example: ExampleBuilder
-
-    def __call__(self, visit: Visit | int, rng: np.random.Generator) -> Batch:
-        """The example of a visit. `training_batches` numbers visits only for a source whose samples
-        are new at each visit; others give the index of the sample alone."""
-        if not isinstance(visit, Visit):
-            visit = Visit(visit, 0)
-        source = self.source
-        if not source.is_augmented and not source.fresh:
-            return self.build_example(visit.index, source[visit.index], rng)
-
-        # The crop is drawn before everything else.
-        sample = source.sample_at(visit.index, visit.number)
-        if source.crop < 1:
-            sample = random_crop(sample, source.crop, rng)
-        return self.build_example(visit.index, source.prepare(sample), rng)
+    def _keep(self, index: int, prepared: Prepared) -> None:
+        """Keeps a sample that does not change between visits, if there is room for it."""
+        arrays = [*prepared.values(), *prepared["labels"].values()]
+        num_bytes = sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
+        if self._kept_bytes + num_bytes <= self.max_kept_bytes:
+            self._kept_bytes += num_bytes
+            self._kept[index] = prepared
 
 
 def training_batches(
-    source: PreparedSource,
-    build_example: ExampleBuilder,
+    examples: Examples,
     *,
     batch_size: int,
     seed: int,
+    start: int = 0,
     shard: tuple[int, int] = (0, 1),
     workers: int = 0,
-) -> grain.DatasetIterator:
-    """An endless, reshuffled, resumable iterator of batches.
+) -> grain.DatasetIterator[Batch]:
+    """Returns an endless iterator of reshuffled batches.
+
+    Batch `i` is the same wherever the iterator starts, so a run resumes exactly with the number of
+    its step.
 
     Args:
-        source: The samples.
-        build_example: Makes the rows.
+        examples: Makes the rows.
         batch_size: Rows of a batch, over all processes that train together.
         seed: Of the order and of all random changes.
+        start: Number of the first batch.
         shard: (i, n): this is process i of n. Each of them gives every n-th row of a batch. The
-            rows, and the position that is saved, do not depend on n.
+            rows do not depend on n.
         workers: Number of processes that prepare batches; 0 = threads of this one. The batches do
             not depend on it.
     """
-    num_samples = len(source)
-    examples = grain.MapDataset.range(num_samples).seed(seed).shuffle().repeat()
-    if source.fresh:
+    num_samples = len(examples.source)
+    places = grain.MapDataset.range(num_samples).seed(seed).shuffle().repeat()
+    if examples.fresh:
         # The position tells the visit, so that a resumed run makes the same pictures.
-        examples = examples.map_with_index(partial(number_visit, num_samples=num_samples))
-    examples = examples.random_map(VisitBuilder(source, build_example))
+        places = places.map_with_index(lambda position, index: (index, position // num_samples))
     process, num_processes = shard
-    batches = examples[process::num_processes].batch(batch_size // num_processes)
-    if workers:
-        image_size, mask_size = source.sizes
-        # A byte for each of three colours and the image mask, and for both masks of every instance.
-        bytes_of_image = 4 * image_size**2
-        bytes_of_masks = 2 * build_example.instances * mask_size**2
-        bytes_of_row = bytes_of_image + bytes_of_masks
-        return WorkerBatches(batches, workers, bytes_of_row * batch_size // num_processes)
+    rows = places.random_map(examples)[process::num_processes]
+    batches = rows.batch(batch_size // num_processes)[start:]
+    if not workers:
+        threads = min(16, os.cpu_count() or 1)
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+        return iter(batches.to_iter_dataset(options))
 
-    threads = min(16, os.cpu_count() or 1)
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-    return iter(batches.to_iter_dataset(options))
-
-
-class WorkerBatches(grain.DatasetIterator):
-    """Batches that worker processes make ahead, in the order in which one process would.
-
-    Its state is the number of batches so far, as grain's is without workers, so that a resumed run
-    may have another number of them. Workers start at the first batch.
-    """
-
-    def __init__(self, batches: grain.MapDataset[Batch], workers: int, num_bytes: int):
-        """`num_bytes`: about the size of a batch."""
-        super().__init__()
-        self._batches = batches
-        self._workers = workers
-        self._num_bytes = num_bytes
-        self._position = 0
-        self._iterator: grain.DatasetIterator | None = None
-
-    def __next__(self) -> Batch:
-        """The next batch. Raises InputError as a worker does, and where one was killed."""
-        if self._iterator is None:
-            self._iterator = self._start()
-        try:
-            batch = next(self._iterator)
-        except RuntimeError as error:
-            if "terminated unexpectedly" not in str(error):
-                raise
-            raise InputError(
-                f"--data.workers {self._workers}: a worker process was killed, perhaps since the "
-                "memory was full; give fewer workers or smaller images, then --resume"
-            ) from error
-        self._position += 1
-        return batch
-
-    def get_state(self) -> dict[str, int]:
-        return {"next_index": self._position}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.close()
-        self._position = state["next_index"]
-
-    def close(self) -> None:
-        """Ends the workers."""
-        if self._iterator is not None:
-            self._iterator.close()
-            self._iterator = None
-
-    def _start(self) -> grain.DatasetIterator:
-        # grain reads flags of absl, which only a program of absl parses.
-        flags.FLAGS.mark_as_parsed()
-        # A worker makes one batch after the other: the cores are busy with other workers.
-        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        batches = self._batches[self._position :].to_iter_dataset(options)
-        if not self._has_shared_memory():
-            # Arrays go through pipes, which takes this process a quarter of its time.
-            options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
-            batches = grain.experimental.WithOptionsIterDataset(batches, options)
-        batches = batches.mp_prefetch(
-            grain.MultiprocessingOptions(
-                num_workers=self._workers, per_worker_buffer_size=BUFFERED_BATCHES
-            ),
-            worker_init_fn=_leave_signals,
-        )
-        return iter(batches)
-
-    def _has_shared_memory(self) -> bool:
-        """Whether all batches of all workers fit there; containers often have 64 MB."""
-        try:
-            free = shutil.disk_usage("/dev/shm").free
-        except OSError:
-            return True  # not Linux, where the system decides
-        return free > 2 * self._num_bytes * self._workers * (BUFFERED_BATCHES + 2)
+    # grain reads flags of absl, which only a program of absl parses.
+    flags.FLAGS.mark_as_parsed()
+    # A worker makes one batch after the other: the cores are busy with other workers.
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    processes = grain.MultiprocessingOptions(
+        num_workers=workers, per_worker_buffer_size=BUFFERED_BATCHES
+    )
+    in_workers = batches.to_iter_dataset(options).mp_prefetch(
+        processes, worker_init_fn=_end_with_parent
+    )
+    return iter(in_workers)
 
 
-def _leave_signals(worker: int, num_workers: int) -> None:
-    """Ctrl-C reaches workers too, but the main process saves first and then ends them."""
+def _end_with_parent(worker: int, num_workers: int) -> None:
+    """Sets up a worker process: it ends with the main process, even one that is killed."""
+    # Ctrl-C reaches workers too, but the main process saves first and then ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -6,9 +6,8 @@ every instance `modal ⊆ amodal`.
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
 from os import PathLike
@@ -18,11 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.cache import fingerprint
 from r2sm_jax.data.images import find_image, image_folders, open_annotated
-from r2sm_jax.data.large_files import LARGE_BYTES, IndexedRecords, LargeFile, read_large_file
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.shared_records import SharedRecords
 from r2sm_jax.data.validation import MASKS, check_contradictions, check_records, is_ignored
 from r2sm_jax.errors import (
     InputError,
@@ -34,12 +30,11 @@ from r2sm_jax.errors import (
 )
 from r2sm_jax.query import Query
 
-Groups = Mapping[int, list[dict[str, Any]]] | SharedRecords | IndexedRecords
-"""The annotations or queries of each image, by its id."""
-_sharing_lock = threading.Lock()
-"""Held while a dataset moves its records to a file (`Dataset.__getstate__`)."""
 NO_NAME = "object"
 """The class of objects without one, which no query names."""
+NUM_READ = 64
+"""So many samples tell how long the sentences of all are, and whether the data are the same as
+before."""
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -153,9 +148,12 @@ class Source(Protocol):
         """Returns the same source with just these samples, in this order."""
         ...
 
-    def fingerprint(self) -> str | None:
-        """A hash that changes with all that the samples depend on; None where that is not known."""
-        ...
+
+@runtime_checkable
+class FreshSource(Protocol):
+    """A source that can make other samples at each visit."""
+
+    def at_visit(self, index: int, visit: int) -> Sample: ...
 
 
 @dataclass(frozen=True)
@@ -196,9 +194,23 @@ class SourceSubset:
     def subset(self, indices: Iterable[int]) -> "SourceSubset":
         return SourceSubset(self.source, tuple(self.indices[index] for index in indices))
 
-    def fingerprint(self) -> str | None:
-        fingerprint = self.source.fingerprint()
-        return None if fingerprint is None else f"{fingerprint} {self.indices}"
+
+def read_some(source: Source) -> list[Sample]:
+    """Reads `NUM_READ` samples at equal distances; all would take minutes."""
+    indices = np.unique(np.linspace(0, len(source) - 1, NUM_READ).astype(int))
+    return [source[index] for index in indices.tolist()]
+
+
+def hash_data(source: Source, samples: Sequence[Sample]) -> str:
+    """Hashes the file of a source, if there is one, and some of its samples."""
+    total = hashlib.sha256(f"{source.sha256} {len(source)}".encode())
+    for sample in samples:
+        total.update(sample.image.tobytes())
+        for instance in sample.instances:
+            total.update(np.packbits([instance.modal, instance.complete]).tobytes())
+            total.update(repr(replace(instance, modal=None, amodal=None)).encode())
+        total.update(repr(sample.queries).encode())
+    return total.hexdigest()
 
 
 def read_records(path: Path) -> dict[str, Any]:
@@ -224,51 +236,21 @@ class Dataset:
     def __init__(
         self,
         path: Path,
-        records: Mapping[str, Any] | LargeFile,
+        records: Mapping[str, Any],
         images_dir: str | PathLike[str] | None = None,
         sha256: str = "",
     ) -> None:
         self.path = path
         self.sha256 = sha256
         self._image_dirs = image_folders(path, images_dir)
-        self.images: Sequence[Mapping[str, Any]]
-        self._annotations: Groups
-        self._queries: Groups
-        if isinstance(records, LargeFile):
-            self.images = records.images
-            self._names = category_names({"categories": records.categories})
-            self._annotations = records.annotations
-            self._queries = records.queries
-            words = records.attributes
-        else:
-            self.images = records["images"]
-            self._names = category_names(records)
-            self._annotations = group_by_image(records, "annotations")
-            self._queries = group_by_image(records, "queries")
-            words = attribute_words(records["annotations"])
+        self.images: Sequence[Mapping[str, Any]] = records["images"]
+        self._names = category_names(records)
+        self._annotations = group_by_image(records, "annotations")
+        self._queries = group_by_image(records, "queries")
+        words = attribute_words(records["annotations"])
         self.vocabulary = {"category": tuple(self._names.values())}
         for name in sorted(words):
             self.vocabulary[name] = tuple(sorted(words[name]))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state that is pickled for a worker process.
-
-        Worker processes read the records of each image from a file on disk that they share. So does
-        this dataset from the first pickling on, since the file lives as long as its `SharedRecords`
-        and serves all workers.
-        """
-        # Threads start workers at the same time. A second file would replace the first, which would
-        # be deleted before its worker has opened it.
-        with _sharing_lock:
-            self._move_records_to_disk()
-            return self.__dict__.copy()
-
-    def _move_records_to_disk(self) -> None:
-        """Replaces records in memory by a file with them."""
-        if isinstance(self._annotations, Mapping):
-            self._annotations = SharedRecords(self._annotations)
-        if isinstance(self._queries, Mapping):
-            self._queries = SharedRecords(self._queries)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -347,12 +329,6 @@ class Dataset:
     def image_ids(self) -> tuple[int, ...]:
         return tuple(image["id"] for image in self.images)
 
-    def fingerprint(self) -> str:
-        """A hash that changes with the dataset file, its images and the code."""
-        return fingerprint(
-            map(self.image_path, range(len(self))), self.path.resolve(), self.sha256, self.image_ids
-        )
-
     def image_path(self, index: int) -> Path:
         """The file of image `index`. Raises InputError where it is in none of the folders."""
         name = self.images[index]["file_name"]
@@ -370,7 +346,6 @@ class Dataset:
 
     def subset(self, indices: Iterable[int]) -> "Dataset":
         """Returns the same dataset with just these images, in this order."""
-        # Not by `copy.copy`, which would move the records to disk (`__getstate__`).
         part = object.__new__(type(self))
         part.__dict__ |= self.__dict__
         part.images = [self.images[index] for index in indices]
@@ -468,11 +443,6 @@ def _parse_once(
 
     `stamp` changes when the file does.
     """
-    if stamp is not None and stamp[1] >= LARGE_BYTES:
-        large_file = read_large_file(path)
-        if large_file is not None:
-            return Dataset(path, large_file, images_dir, large_file.sha256)
-
     content = read_bytes(path)
     records = parse_json(content, str(path), "a dataset file")
     with paused_collection():

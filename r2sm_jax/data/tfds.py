@@ -190,10 +190,6 @@ class TfdsSource:
         """The annotations of sample `index`."""
         return truth_of_sample(self[index])
 
-    def fingerprint(self) -> None:
-        """Returns None: the files of a TFDS data set may be anywhere, and changes go unseen."""
-        return None
-
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""
         return _queries(self._record(self._indices[index]))

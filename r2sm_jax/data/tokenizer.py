@@ -53,7 +53,6 @@ class QueryTokenizer:
     Attributes:
         max_tokens: The limit; what is longer is cut at its end.
         sha256: Hash of what the tokenizer does, see `hash_tokenizer`.
-        truncated: The sentences that were cut.
     """
 
     def __init__(
@@ -76,18 +75,18 @@ class QueryTokenizer:
         tokenizer.enable_truncation(max_tokens)
         self._tokenizer = tokenizer
         self.max_tokens = max_tokens
-        self.truncated: set[str] = set()
 
     def __call__(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each sentence, and remembers which sentences were cut."""
+        """Returns the token ids of each sentence."""
         ids: list[list[int]] = []
         for start in range(0, len(sentences), SENTENCES_AT_ONCE):
             part = sentences[start : start + SENTENCES_AT_ONCE]
-            for sentence, encoding in zip(part, self._encode(part), strict=True):
-                if encoding.overflowing:
-                    self.truncated.add(sentence)
-                ids.append(encoding.ids)
+            ids += [encoding.ids for encoding in self._encode(part)]
         return ids
+
+    def count(self, sentences: Sequence[str]) -> list[int]:
+        """The numbers of tokens of sentences, up to the limit."""
+        return [len(ids) for ids in self(sentences)]
 
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that are beyond the limit; the first may be a part."""

@@ -128,10 +128,6 @@ def answer_all(
         options: of `Predictor.to_predictions`.
     """
     indices = [index for index in range(len(source)) if source.queries_at(index)]
-    # All sentences at once: the language model is fastest in large batches.
-    predictor.text_encoder.encode(
-        [query.text for index in indices for query in source.queries_at(index)]
-    )
     # The oracle head is told the requested type.
     is_oracle = predictor.config.head == "oracle"
 

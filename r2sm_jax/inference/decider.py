@@ -52,10 +52,7 @@ class SentenceStates(Protocol):
 
     max_tokens: int
 
-    @property
-    def truncated(self) -> set[str]: ...
-
-    def for_request(
+    def __call__(
         self, sentences: Sequence[str]
     ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]: ...
 
@@ -78,16 +75,11 @@ class BertStates:
             expected_sha256=tokenizer_sha256,
         )
 
-    @property
-    def truncated(self) -> set[str]:
-        """The sentences that were longer than the limit when they were encoded."""
-        return self.tokenizer.truncated
-
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that are beyond the limit."""
         return self.tokenizer.cut_off(sentence)
 
-    def for_request(
+    def __call__(
         self, sentences: Sequence[str]
     ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
         """Returns the states of sentences, and which tokens are real. They are padded to the
@@ -152,23 +144,21 @@ class Decider:
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
         for start in range(0, len(order), BATCH_SENTENCES):
             rows = order[start : start + BATCH_SENTENCES]
-            states, mask = self.texts.for_request([sentences[row] for row in rows])
+            states, mask = self.texts([sentences[row] for row in rows])
             logits[rows] = HEADS[self.head](self.weights, states.astype(np.float32), mask)
         return logits / np.float32(self.temperature)
 
     def _warn_of_truncated(self, sentences: Sequence[str]) -> None:
         assert self.texts is not None
         for sentence in dict.fromkeys(sentences):
-            if sentence in self.texts.truncated:
-                unread = self.texts.cut_off(sentence)
+            unread = self.texts.cut_off(sentence)
+            if unread:
                 warnings.warn(
                     f"a sentence is longer than {self.texts.max_tokens} tokens; this was not "
                     f"read: {unread[:200]!r}",
                     TruncatedQuery,
                     stacklevel=3,
                 )
-                # So that the memory of a server does not grow.
-                self.texts.truncated.discard(sentence)
 
 
 @lru_cache(maxsize=4)

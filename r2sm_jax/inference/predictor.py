@@ -487,8 +487,6 @@ class Predictor:
         predictions = []
         for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
             amodal_logit = float(output.amodal_logit)
-            # Known since the query was encoded for `outputs`.
-            is_truncated = query in self.text_encoder.truncated
             prediction = to_prediction(
                 query,
                 output,
@@ -497,7 +495,7 @@ class Predictor:
                 presence_threshold=self.config.presence_threshold,
                 with_candidates=with_candidates,
                 with_logits=with_logits,
-                unread=self.text_encoder.cut_off(query) if is_truncated else "",
+                unread=self.text_encoder.cut_off(query),
                 unsure_below=float(self.calibration.unsure_below),
             )
             predictions.append(prediction)
@@ -556,7 +554,7 @@ class Predictor:
         texts = []
         for row in _pad(queries, num_rows):
             texts += _pad(row, num_queries)
-        states, text_mask = self.text_encoder.for_request(texts)
+        states, text_mask = self.text_encoder(texts, self.text_encoder.max_tokens)
         states = states.reshape(num_rows, num_queries, *states.shape[1:])
         text_mask = text_mask.reshape(num_rows, num_queries, -1)
 

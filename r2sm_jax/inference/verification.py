@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from scipy.special import expit
 
 from r2sm_jax.data.letterbox import Letterbox
+from r2sm_jax.data.tokenizer import pad_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import Run, load_export
@@ -100,7 +101,8 @@ def _stablehlo_inputs(
     sentences = []
     for of_image in queries:
         sentences += of_image
-    ids, mask = predictor.text_encoder.tokens(sentences)
+    token_ids = predictor.text_encoder.tokenizer(sentences)
+    ids, mask = pad_ids(token_ids, len(token_ids), max(map(len, token_ids)))
     states, _ = predictor.text_encoder(sentences)
     return {
         "image": np.stack(frames),

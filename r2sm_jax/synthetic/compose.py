@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.augment import jitter_colours
 from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.prepare import jitter_colours
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_CUTOUTS, Paster
@@ -99,12 +99,6 @@ class ComposeSource(ProceduralSource):
         folder_classes = [cutout.item.category for cutout in self.paster.folder_cutouts]
         classes = dict.fromkeys([*photo_classes, *folder_classes])
         self.vocabulary = {"category": tuple(classes)}
-        self.files = (
-            *self.photos.paths,
-            *map(self.photos.path_of, self.photo_indices),
-            *(cutout.path for cutout in self.paster.folder_cutouts),
-        )
-
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
 
     def _choose_photos(self, count: int | None) -> list[int]:
@@ -127,7 +121,6 @@ class ComposeSource(ProceduralSource):
             "(--data.scenes)",
             stacklevel=3,
         )
-        # The order of `files` follows this one, so that the fingerprint tells the two orders apart.
         return np.random.default_rng(self.seed).permutation(photos).tolist()
 
     def _find_cutouts(self, has_folder: bool) -> list[PhotoCutout]:

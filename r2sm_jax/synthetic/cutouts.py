@@ -220,11 +220,6 @@ class CutoutSource(ProceduralSource):
         groups = {c.item.attributes["group"] for c in self.cutouts if c.item.attributes}
         if groups:
             self.vocabulary["group"] = tuple(sorted(groups))
-        self.files = (
-            Path(folder) / "index.json",
-            *(cutout.path for cutout in self.cutouts),
-            *self.photos,
-        )
 
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo or cut-out that cannot be read (any more)."""

@@ -2,11 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
-from r2sm_jax.data.cache import fingerprint
 from r2sm_jax.data.dataset import ImageTruth, Sample, SourceSubset, truth_of_sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
@@ -30,12 +28,10 @@ class ProceduralSource(ABC):
 
     Attributes:
         vocabulary: The values of every attribute.
-        files: The files that the samples are made of.
         splits: The splits that the source has.
     """
 
     vocabulary: dict[str, tuple[str, ...]]
-    files: tuple[Path, ...] = ()
     sha256 = ""
     has_images = True
     is_procedural = True
@@ -117,15 +113,3 @@ class ProceduralSource(ABC):
     def subset(self, indices: Iterable[int]) -> "SourceSubset":
         """Some of the scenes, in this order."""
         return SourceSubset(self, tuple(indices))
-
-    def fingerprint(self) -> str:
-        """Changes with all that the samples depend on, except their number."""
-        return fingerprint(
-            self.files,
-            type(self).__name__,
-            self.split,
-            self.seed,
-            self.size,
-            self.queries,
-            sorted(self.vocabulary.items()),
-        )

@@ -1,9 +1,9 @@
 """Checkpoints of a run: saved as a whole or not at all, and verified when they are read.
 
 A checkpoint holds the parameters, their running average if there is one, the optimizer state, the
-step, the model's constants, its calibration, and the position in the data. The latest two are kept,
-and the one with the highest gIoU. Arrays are stored by path, without library classes. A digest
-tells whether a file is damaged.
+step, the model's constants and its calibration. The latest two are kept, and the one with the
+highest gIoU. Arrays are stored by path, without library classes. A digest tells whether a file is
+damaged.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import grain
 import jax
 import numpy as np
 from flax import nnx
@@ -52,8 +51,6 @@ class Checkpoint(NamedTuple):
     state: TrainState
     constants: nnx.State
     calibration: Calibration
-    position: Any
-    """Position in the data, for `batches.set_state`."""
 
 
 class Checkpoints:
@@ -102,7 +99,6 @@ class Checkpoints:
         self,
         state: TrainState,
         constants: nnx.State,
-        batches: grain.DatasetIterator,
         giou: float | None,
         calibration: Calibration = NOT_CALIBRATED,
     ) -> None:
@@ -112,7 +108,6 @@ class Checkpoints:
         earlier one. In one process, each step is saved at most once.
 
         Args:
-            batches: the iterator whose position in the data is stored.
             giou: figure of the evaluation at this step; None without one.
             calibration: fitted to these parameters.
 
@@ -121,8 +116,6 @@ class Checkpoints:
         arrays = flatten({"state": state, "constants": constants})
         metadata = {
             "digest": digest(arrays),
-            # Of the global batches, so a run may be resumed with another number of processes.
-            "position": batches.get_state(),
             "calibration": calibration._asdict(),
         }
         # Arrays in parts are written where they lie. Of the others every process has a copy, and
@@ -229,7 +222,6 @@ class Checkpoints:
             restored["state"],
             restored["constants"],
             Calibration(**metadata["calibration"]),
-            metadata["position"],
         )
 
 
@@ -255,7 +247,6 @@ def save_not_finite(
     run: Path,
     state: TrainState,
     constants: nnx.State,
-    batches: grain.DatasetIterator,
     *,
     step: int,
     images: Any,
@@ -265,7 +256,7 @@ def save_not_finite(
     It is saved in a folder of its own, since the run continues from the newest checkpoint.
     """
     checkpoints = Checkpoints(run / "not_finite")
-    checkpoints.save(state, constants, batches, None)
+    checkpoints.save(state, constants, None)
     checkpoints.close()
     raise InputError(
         f"step {step}: the loss is not finite on the training images "

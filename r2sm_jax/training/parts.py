@@ -17,8 +17,7 @@ from flax import nnx
 from jaxtyping import Array, UInt8
 
 from r2sm_jax.config import Config
-from r2sm_jax.data.dataset import Sample, Source
-from r2sm_jax.data.prepare import FreshSource
+from r2sm_jax.data.dataset import FreshSource, Sample, Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.training.run_folder import new_run, point_latest
 

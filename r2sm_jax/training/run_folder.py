@@ -52,7 +52,6 @@ MAY_CHANGE = {
     "data.images",
     "data.backgrounds",
     "data.cutouts",
-    "data.cache_dir",
     "data.workers",
 }
 """Fields that a resumed run may change: they change no parameter, or only by the order in which
@@ -122,13 +121,10 @@ def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
 
     Fields of `MAY_CHANGE` are not compared.
     """
-    may_change = set(MAY_CHANGE)
-    if resumed.data.keeps_nothing != config.data.keeps_nothing:
-        may_change.remove("data.workers")
     # By dotted names, which are also the flags: "train.batch_size" is --train.batch-size.
     before = flatten_dict(to_json(resumed), sep=".")
     now = flatten_dict(to_json(config), sep=".")
-    changed = [name for name in before if name not in may_change and before[name] != now[name]]
+    changed = [name for name in before if name not in MAY_CHANGE and before[name] != now[name]]
     if not changed:
         return
     changes = [f"{name} ({before[name]} in the run, {now[name]} now)" for name in changed]

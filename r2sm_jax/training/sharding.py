@@ -386,17 +386,6 @@ def shard_batch(mesh: Mesh, batch: Any) -> Any:
     return jax.tree.map(make, batch)
 
 
-def batch_shapes(mesh: Mesh, example: Any, batch_size: int) -> Any:
-    """Returns the shapes of the global batch whose rows are like `example`."""
-
-    def shape_of(array: Any) -> jax.ShapeDtypeStruct:
-        shape = (batch_size, *np.shape(array))
-        dtype = jax.dtypes.canonicalize_dtype(np.asarray(array).dtype)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=row_sharding(mesh))
-
-    return jax.tree.map(shape_of, example)
-
-
 def to_host(array: Any) -> Any:
     """Brings an array that lies in several processes to this one as a numpy array.
 

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int
 
 from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
-from r2sm_jax.models.image_encoder import FrozenFeatures
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
 from r2sm_jax.progress import show_progress
@@ -76,10 +75,7 @@ def predict_for_training(
     instance_regions: Float[Array, "b m h w"],
 ) -> TrainingOutput:
     """Everything that the losses compare with the targets."""
-    # A batch holds `frozen_...` only of what is cached (training/frozen_features.py). A part that
-    # is None is computed here.
-    frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
-    image_features = model.encode_image(batch["image"], batch["image_mask"], frozen)
+    image_features = model.encode_image(batch["image"], batch["image_mask"])
     decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
 
     if model.head is not None:

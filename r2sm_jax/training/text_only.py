@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Float16, Int
 
 from r2sm_jax.config import DataConfig, LossConfig
-from r2sm_jax.data.augment import drop_tokens
+from r2sm_jax.data.prepare import drop_tokens
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.models.mask_type_heads import LEARNED, member_logits
 from r2sm_jax.training.losses import type_loss
@@ -38,8 +38,7 @@ class PaddedSentences(NamedTuple):
 
 def pad_sentences(texts: TextStates, sentences: Sequence[str]) -> list[PaddedSentences]:
     """Encodes sentences and groups them by padded length: one group for each length that occurs."""
-    texts.encode(sentences)
-    num_tokens = np.array([texts.count_tokens(sentence) for sentence in sentences])
+    num_tokens = np.array(texts.tokenizer.count(sentences))
     num_tokens = np.minimum(num_tokens, PADDED_LENGTHS[-1])
     padded_length = np.searchsorted(PADDED_LENGTHS, num_tokens)
 

@@ -20,7 +20,7 @@ from onnx_convert import Part, convert, largest_difference
 
 from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
-from r2sm_jax.data.tokenizer import write_tokenizer
+from r2sm_jax.data.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import MaskCompleter, load_completer
 from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
@@ -58,7 +58,8 @@ def decide_part(run: Run) -> Part:
     # One sentence alone, and two of different lengths.
     samples = []
     for batch in (SENTENCES[:1], SENTENCES):
-        ids, mask = predictor.text_encoder.tokens(batch)
+        token_ids = predictor.text_encoder.tokenizer(batch)
+        ids, mask = pad_ids(token_ids, len(token_ids), max(map(len, token_ids)))
         samples.append({"ids": np.asarray(ids, np.int32), "mask": np.asarray(mask, bool)})
     return Part("decide", decide, ("b, t", "b, t"), ("probability", "logit"), tuple(samples))
 

@@ -5,13 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from test_batches import sample, states
+from test_batches import sample
 
-from r2sm_jax.data.augment import MIN_SHARE_IN_CROP, jitter_colours, random_crop
-from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import Instance
-from r2sm_jax.data.prepare import PreparedSource
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.data.prepare import MIN_SHARE_IN_CROP, jitter_colours, random_crop
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,42 +83,3 @@ def test_colours_change_and_hues_stay():
     assert len({c.tobytes() for c in changed}) > 10
     assert all(c[0, 0].argmax() == 0 and c[3, 3].argmax() == 2 for c in changed)
     assert (jitter_colours(image, 0.0, np.random.default_rng(0)) == image).all()
-
-
-def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
-    source = PreparedSource(open_source("scenes", "train", count=4, size=32), 32, 16, crop=0.6)
-    assert not source.cache() and PreparedSource(source.source, 32, 16).cache()
-    options = {
-        "tokens": 3,
-        "queries": 4,
-        "instances": 4,
-        "slots": 2,
-        "mirror": False,
-        "colour_jitter": 0.3,
-    }
-
-    def batches():
-        return training_batches(source, ExampleBuilder(states, **options), batch_size=4, seed=0)
-
-    one = batches()
-    first, state, second = next(one), one.get_state(), next(one)
-    for place, number in enumerate(first["index"]):
-        assert (first["image"][place] != second["image"][second["index"] == number][0]).any()
-    assert (first["modal"] <= first["amodal"]).all()
-    fresh = batches()
-    fresh.set_state(state)
-    assert all(
-        np.array_equal(value, second[key]) for key, value in next(fresh).items() if key != "labels"
-    )
-
-
-def test_processes_share_every_epoch_out():
-    source = PreparedSource(open_source("scenes", "train", count=12, size=32), 32, 16)
-    source.cache()
-    assemble = ExampleBuilder(states, tokens=3, queries=2, instances=4, slots=2, mirror=False)
-    parts = [
-        training_batches(source, assemble, batch_size=6, seed=0, shard=(i, 3)) for i in range(3)
-    ]
-    for _ in range(3):  # epochs
-        numbers = [number for part in parts for _ in range(2) for number in next(part)["index"]]
-        assert sorted(numbers) == list(range(12))
