@@ -11,7 +11,7 @@ from flax import nnx
 
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.prompts import outliner_figures, scored_objects
+from r2sm_jax.evaluation.completion import outliner_figures, scored_objects
 from r2sm_jax.inference.crop_models import MaskOutliner, save_outliner
 from r2sm_jax.inference.parts import start_weights
 from r2sm_jax.models.crop_unet import CropUNet, make_outliner

@@ -22,7 +22,7 @@ from r2sm_jax.data.crops import (
     windows_of_clicks,
 )
 from r2sm_jax.data.dataset import Instance, Sample
-from r2sm_jax.evaluation.prompts import iou, outliner_figures
+from r2sm_jax.evaluation.completion import iou, outliner_figures
 from r2sm_jax.inference.crop_models import (
     MaskOutliner,
     Outline,

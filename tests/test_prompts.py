@@ -5,7 +5,7 @@ import pytest
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.prompts import innermost_pixel
+from r2sm_jax.evaluation.completion import innermost_pixel
 from r2sm_jax.inference.prompts import Request, clean, read_requests, to_mask
 from r2sm_jax.query import MAX_CLICKS, Click, Prompt
 

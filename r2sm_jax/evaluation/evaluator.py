@@ -2,6 +2,7 @@
 images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -9,8 +10,15 @@ from scipy.special import expit
 
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.dataset import Sample, Source, truth_of_sample
-from r2sm_jax.evaluation.completion import REFERENCE_METHODS, methods_of, score_completion
-from r2sm_jax.evaluation.prompts import choose_images, prompt_figures
+from r2sm_jax.data.masks import Mask
+from r2sm_jax.evaluation.completion import (
+    REFERENCE_METHODS,
+    Answer,
+    choose_images,
+    methods_of,
+    prompt_figures,
+    score_completion,
+)
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
 from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, score, truths_of_image
 from r2sm_jax.inference.prediction import Prediction
@@ -62,8 +70,19 @@ def evaluate(
             samples = read_all(source, f"completing objects of {name}")
             split["completion"] = score_completion(methods, samples)
         if predictor.has_prompts:
-            split["prompts"] = prompt_figures(predictor, choose_images(source))
+            split["prompts"] = prompt_figures(partial(_look, predictor), choose_images(source))
     return report, evaluated
+
+
+def _look(predictor: Predictor, image: np.ndarray) -> Answer:
+    """Encodes an image once, for `prompt_figures`."""
+    encoded = predictor.encode(image)
+
+    def answer(queries: Sequence[str | None], **where: Any) -> list[Mask]:
+        predictions = predictor.predict(queries, "modal", encoded, **where)
+        return [prediction.modal for prediction in predictions]
+
+    return answer
 
 
 def read_all(source: Source, what: str) -> Iterator[Sample]:
