@@ -1,6 +1,8 @@
 """The configuration of an experiment: one tree of frozen dataclasses, which loads no model. cli.py
 parses it."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
@@ -413,97 +415,106 @@ def check_head(name: str) -> None:
         raise InputError(f"--model.head {name!r} is unknown; give one of {', '.join(names)}")
 
 
-MIN_VALUES = {
-    "train.steps": 1,
-    "train.batch_size": 1,
-    "train.log_every": 1,
-    "train.checkpoint_every": 1,
-    "train.evaluate_every": 1,
-    "train.devices": 0,
-    "train.accumulate": 1,
-    "data.queries": 1,
-    "data.scenes": 1,
-    "data.instances": 1,
-    "data.text_only_queries": 0,
-    "data.workers": 0,
-    "model.text.max_tokens": 3,
-    "distributed.fsdp": 1,
-    "train.evaluate_samples": 1,
-    "train.report_samples": 1,
-    "model.vision.image_size": 1,
-    "model.vision.patch_size": 1,
-    "model.vision.dim": 1,
-    "model.vision.heads": 1,
-    "model.decoder.dim": 1,
-    "model.decoder.heads": 1,
-    "model.vision.out_dim": 1,
-    "model.vision.mlp_dim": 1,
-    "model.vision.depth": 0,
-    "model.vision.window_size": 0,
-    "model.decoder.depth": 1,
-    "model.decoder.slots": 0,
-    "model.decoder.mask_dim": 1,
-    "model.decoder.fine_dim": 1,
-    "model.decoder.mlp_dim": 1,
-    "model.text.dim": 1,
-    "data.seed": 0,
-    "train.seed": 0,
-    "optimizer.clip": 0,
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        """train.steps train.batch_size train.log_every train.checkpoint_every train.evaluate_every
+        train.accumulate train.evaluate_samples train.report_samples data.queries data.scenes
+        data.instances distributed.fsdp model.vision.image_size model.vision.patch_size
+        model.vision.dim model.vision.heads model.vision.out_dim model.vision.mlp_dim
+        model.decoder.dim model.decoder.heads model.decoder.depth model.decoder.mask_dim
+        model.decoder.fine_dim model.decoder.mlp_dim model.text.dim""".split(),
+        (1, math.inf),
+    ),
+    **dict.fromkeys(
+        """train.devices train.seed data.seed data.text_only_queries data.workers optimizer.clip
+        model.vision.depth model.vision.window_size model.decoder.slots""".split(),
+        (0, math.inf),
+    ),
+    "model.text.max_tokens": (3, math.inf),
+    "model.decoder.refine_exponent": (0.01, math.inf),
+    "data.crop": (0.01, 1.0),
+    "data.colour_jitter": (0.0, 0.99),
+    "data.token_drop": (0.0, 0.99),
+    "loss.type_smoothing": (0.0, 0.49),
+    "train.ema": (0.0, 0.999999),
 }
-"""Fields of a `Config` -> their smallest value."""
+"""Fields of a `Config` -> their smallest and largest value."""
+
+Rule = tuple[Callable[["ModelConfig"], bool | int], str]
+MODEL_RULES: tuple[Rule, ...] = (
+    (
+        lambda m: m.vision.image_size % m.vision.patch_size,
+        "--model.vision.image-size must be a multiple of --model.vision.patch-size",
+    ),
+    (
+        lambda m: m.vision.encoder == "conv" and m.vision.patch_size not in (8, 16),
+        "--model.vision.patch-size: the conv stem halves 3 or 4 times; give 8 or 16",
+    ),
+    (
+        lambda m: m.vision.dim % m.vision.heads,
+        "--model.vision.dim must be a multiple of --model.vision.heads",
+    ),
+    (
+        lambda m: m.decoder.dim % m.decoder.heads or m.decoder.dim % 2,
+        "--model.decoder.dim must be even and a multiple of --model.decoder.heads",
+    ),
+    (
+        lambda m: m.decoder.type == "sam" and m.decoder.dim != m.vision.out_dim,
+        "--model.decoder.type sam: give --model.decoder.dim the value of --model.vision.out-dim",
+    ),
+    (
+        lambda m: m.decoder.type == "sam" and m.decoder.dim % (8 * m.decoder.heads),
+        "--model.decoder.type sam: --model.decoder.dim must be a multiple of 8 times the heads",
+    ),
+    (
+        lambda m: m.vision.sam is not None and m.vision.encoder != "sam",
+        "--model.vision.sam is for the encoder of SAM; give --model.vision.encoder sam",
+    ),
+    (
+        lambda m: m.vision.sam_frozen and m.vision.sam is None,
+        "--model.vision.sam-frozen: there are no weights of SAM; give --model.vision.sam",
+    ),
+    (
+        lambda m: (m.vision.encoder == "vit") != (m.vision.vit is not None),
+        "--model.vision.encoder vit and --model.vision.vit go together; give both or neither",
+    ),
+    (
+        lambda m: (m.vision.encoder == "efficientnet") != (m.vision.efficientnet is not None),
+        "--model.vision.encoder efficientnet and --model.vision.efficientnet go together; give "
+        "both or neither",
+    ),
+    (
+        lambda m: bool(m.vision.sam or m.vision.efficientnet) and m.vision.patch_size != 16,
+        "--model.vision.patch-size: SAM's weights and EfficientNet have tokens of 16 pixels; "
+        "give 16",
+    ),
+    (lambda m: not m.text.layers, "--model.text.layers is empty; give hidden layers: 2 4 6"),
+)
+"""What flags of the model that do not fit together break -> what to give."""
 
 
 def check_config(config: Config) -> Config:
-    """Refuses values with which training would fail later. Raises InputError, which names flag and
-    possible values."""
+    """Refuses values with which training would fail later, or learn nothing of a part. Raises
+    InputError, which names flag and remedy."""
     check_head(config.model.head)
-    for name, least in MIN_VALUES.items():
+    for name, (low, high) in RANGES.items():
         value = attrgetter(name)(config)
-        if value < least:
+        if not low <= value <= high:
             flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} {value} is too small; it must be at least {least}")
-    check_pretrained(config.model)
-    check_sizes(config.model)
-    if not config.model.text.layers:
-        raise InputError("--model.text.layers is empty; give hidden layers, such as 2 4 6")
-
-    data = config.data
-    if not 0 < data.crop <= 1:
+            limit = f"at least {low}" if value < low else f"at most {high}"
+            raise InputError(f"{flag} {value}: give {limit}")
+    check_model(config.model)
+    if config.model.decoder.slots > config.data.instances:
+        slots = config.model.decoder.slots
         raise InputError(
-            f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)"
+            f"--model.decoder.slots {slots}: training supervises --data.instances "
+            f"{config.data.instances} instances an image, so the last slots would learn nothing; "
+            f"give --data.instances {slots} as well"
         )
-    if not 0 <= data.colour_jitter < 1:
-        raise InputError(f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none")
-    slots = config.model.decoder.slots
-    if slots > data.instances:
+    if config.model.refines and config.loss.instance <= 0:
         raise InputError(
-            f"--model.decoder.slots {slots}: training supervises --data.instances {data.instances} "
-            "instances an image, so the last slots would learn nothing; give "
-            f"--data.instances {slots} as well"
-        )
-    if not 0 <= data.token_drop < 1:
-        raise InputError(f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none")
-
-    loss = config.loss
-    if not 0 <= loss.type_smoothing < 0.5:
-        raise InputError(
-            f"--loss.type-smoothing {loss.type_smoothing} is not in [0, 0.5); 0 = none"
-        )
-    if config.model.refines and loss.instance <= 0:
-        raise InputError(
-            f"--loss.instance {loss.instance} leaves the refined kernels untrained; give a weight "
-            "above 0, or "
-            "--model.decoder.no-refine"
-        )
-    if config.model.decoder.refine_exponent <= 0:
-        raise InputError(
-            f"--model.decoder.refine-exponent {config.model.decoder.refine_exponent}: give a "
-            "number above 0, such as 1 or 2"
-        )
-    if not 0 <= config.train.ema < 1:
-        raise InputError(
-            f"--train.ema {config.train.ema} is not in [0, 1); give one such as 0.999, or 0 for "
-            "none"
+            f"--loss.instance {config.loss.instance} leaves the refined kernels untrained; give a "
+            "weight above 0, or --model.decoder.no-refine"
         )
     if config.train.select_on == "test":
         raise InputError(
@@ -512,63 +523,8 @@ def check_config(config: Config) -> Config:
     return config
 
 
-def check_pretrained(model: ModelConfig) -> None:
-    """Refuses flags of published weights that do not fit together. Raises InputError, which names
-    the flag."""
-    vision, flag = model.vision, "--model.vision"
-    if vision.sam and vision.encoder != "sam":
-        raise InputError(f"{flag}.sam is for the encoder of SAM; give {flag}.encoder sam")
-    if vision.sam_frozen and not vision.sam:
-        raise InputError(f"{flag}.sam-frozen without weights of SAM; give some as {flag}.sam")
-    for name in ("vit", "efficientnet"):
-        if (vision.encoder == name) != bool(getattr(vision, name)):
-            raise InputError(
-                f"{flag}.encoder {name} and {flag}.{name} go together; give both or neither"
-            )
-    if (vision.sam or vision.efficientnet) and vision.patch_size != 16:
-        raise InputError(
-            f"{flag}.patch-size {vision.patch_size}: SAM's weights and EfficientNet have tokens of "
-            "16 "
-            f"pixels; give {flag}.patch-size 16"
-        )
-
-
-def check_sizes(model: ModelConfig) -> None:
-    """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names
-    the flag."""
-    vision, decoder = model.vision, model.decoder
-    if vision.image_size % vision.patch_size:
-        raise InputError(
-            f"--model.vision.image-size {vision.image_size} is not a multiple of "
-            "--model.vision.patch-size "
-            f"{vision.patch_size}"
-        )
-    if vision.encoder == "conv" and vision.patch_size not in (8, 16):
-        raise InputError(
-            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; "
-            "give 8 or 16"
-        )
-    if vision.dim % vision.heads:
-        raise InputError(
-            f"--model.vision.dim {vision.dim} is not a multiple of --model.vision.heads "
-            f"{vision.heads}"
-        )
-
-    dim = f"--model.decoder.dim {decoder.dim}"
-    if decoder.dim % decoder.heads:
-        raise InputError(f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}")
-    if decoder.dim % 2:
-        raise InputError(
-            f"{dim} is odd; half of the channels of a position are sines, the other half cosines"
-        )
-    if decoder.type == "sam":
-        if decoder.dim != vision.out_dim:
-            raise InputError(
-                f"{dim}: SAM's decoder reads the image tokens as they are; give "
-                f"--model.vision.out-dim {vision.out_dim}"
-            )
-        if decoder.dim % 8 or decoder.dim % (2 * decoder.heads):
-            raise InputError(
-                f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its "
-                f"{decoder.heads} heads"
-            )
+def check_model(model: ModelConfig) -> None:
+    """Raises InputError for flags of the model that do not fit together (`MODEL_RULES`)."""
+    for is_broken, remedy in MODEL_RULES:
+        if is_broken(model):
+            raise InputError(remedy)

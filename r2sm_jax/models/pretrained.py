@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from r2sm_jax.config import DecoderConfig, ModelConfig, VisionConfig, check_sizes
+from r2sm_jax.config import DecoderConfig, ModelConfig, VisionConfig, check_model
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import EFFICIENTNETS, find_model, read_model_config, read_tensors
 from r2sm_jax.models.keys import (
@@ -96,7 +96,7 @@ def fill_sizes(model: ModelConfig, known: ModelConfig | None = None) -> ModelCon
         dims = read_block_dims(read_efficientnet(source), source)
         vision = replace(vision, efficientnet_dims=dims)
     filled = replace(model, vision=vision, decoder=decoder)
-    check_sizes(filled)
+    check_model(filled)
     return filled
 
 
