@@ -43,7 +43,6 @@ CHECKED = [
     "train",
     "evaluate",
     "predict",
-    "data.annotations",
     "data.batches",
     "data.dataset",
     "data.images",

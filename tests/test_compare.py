@@ -10,7 +10,7 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.data.dataset import Instance, Sample, write_records
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.compare import QUERIES_FILE, compare
 from r2sm_jax.evaluation.page import write_report
@@ -18,7 +18,6 @@ from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import make_report
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.sources import load_json_split
-from r2sm_jax.tools.records import write_json
 
 IMAGES = 24
 
@@ -57,7 +56,7 @@ def reports(tmp_path_factory) -> Path:
                 }
                 if name != "half" or query.id % 2:
                     entries[name].append(entry)
-    write_json(folder / "data.json", to_records(samples))
+    write_records(folder / "data.json", to_records(samples))
     for name, answers in entries.items():
         (folder / f"{name}.json").write_text(json.dumps(answers))
         source = load_json_split(folder / "data.json", "all")

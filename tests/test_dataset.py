@@ -14,12 +14,11 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample, read_json
+from r2sm_jax.data.dataset import Instance, Sample, read_json, write_records
 from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.sources import load_json_split
-from r2sm_jax.tools.records import write_json
 
 HEIGHT, WIDTH = 12, 20
 
@@ -56,7 +55,7 @@ def write(folder: Path, count: int = 1, name: str = "data.json", images: str = "
     (folder / images).mkdir(parents=True, exist_ok=True)
     for one in samples:
         Image.fromarray(one.image).save(folder / images / one.file_name)
-    write_json(folder / name, to_records(samples, {"description": "made up"}))
+    write_records(folder / name, to_records(samples, {"description": "made up"}))
     return folder / name
 
 
@@ -96,7 +95,7 @@ def test_coco_tools_can_open_it(tmp_path, capsys):
     coco = pytest.importorskip("pycocotools.coco").COCO(write(tmp_path))
     capsys.readouterr()
     assert len(coco.getAnnIds(imgIds=[1])) == 3
-    annotation = coco.loadAnns([1])[0]
+    annotation = coco.loadAnns([7])[0]
     assert annotation["bbox"] == [3, 2, 10, 6] and annotation["area"] == 60
     assert annotation["occlude_rate"] == pytest.approx(1 / 3)
     assert "answer" in json.loads((tmp_path / "data.json").read_text())["queries"][0]
@@ -121,7 +120,7 @@ def test_polygons_and_visible_masks_outside_the_amodal_one(tmp_path):
         "segmentation": [[3, 2, 13, 2, 13, 8, 3, 8]],
         "visible_mask": masks.encode(visible),
     }
-    write_json(path, records, overwrite=True)
+    write_records(path, records, overwrite=True)
     instance = read_json(path)[0].instances[0]
     assert instance.amodal is not None and not (instance.modal & ~instance.amodal).any()
     assert masks.area(instance.amodal) == 60 + 7
@@ -191,7 +190,7 @@ def test_faults_are_named(tmp_path, sentence):
         read_json(path)
     assert str(caught.value).startswith(f"{path}: ") and "; " in str(caught.value)
     with pytest.raises(InputError, match=sentence):
-        write_json(tmp_path / "again.json", records)
+        write_records(tmp_path / "again.json", records)
     assert not (tmp_path / "again.json").exists()
 
 
@@ -216,7 +215,7 @@ def test_a_damaged_mask_is_found_when_it_is_read(tmp_path):
     records = json.loads(path.read_text())
     records["annotations"][0]["visible_mask"]["counts"] = "04"
     path.write_text(json.dumps(records))
-    with pytest.raises(InputError, match="annotation 1: its visible_mask cannot be read"):
+    with pytest.raises(InputError, match="annotation 7: its visible_mask cannot be read"):
         _ = read_json(path)[0]
 
 
@@ -225,14 +224,14 @@ def test_nothing_is_overwritten(tmp_path):
     before = path.read_bytes()
     records = json.loads(before)
     with pytest.raises(InputError, match="exists already"):
-        write_json(path, records)
+        write_records(path, records)
     assert path.read_bytes() == before
     records["info"] = {}
-    write_json(path, records, overwrite=True)
+    write_records(path, records, overwrite=True)
     assert json.loads(path.read_text()) == records
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(InputError, match="folder"):
-        write_json(tmp_path, records)
+        write_records(tmp_path, records)
     half = pytest.raises(InputError, match=r"a\.json: .*half of a character")
     with half, atomic_write(tmp_path / "a.json") as part:
         part.write_text("mug \ud800", encoding="utf-8")
@@ -306,7 +305,7 @@ def test_folders_have_one_file_a_split(tmp_path):
 def test_records_are_not_changed_by_reading(tmp_path):
     records = to_records([sample()])
     before = copy.deepcopy(records)
-    write_json(tmp_path / "d.json", records)
+    write_records(tmp_path / "d.json", records)
     assert records == before
 
 

@@ -13,7 +13,7 @@ from sample_records import to_records
 from r2sm_jax import evaluate
 from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample, Source
+from r2sm_jax.data.dataset import Instance, Sample, Source, write_records
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import check_results, main
@@ -26,7 +26,6 @@ from r2sm_jax.inference.run import load
 from r2sm_jax.query import Query, Sentence
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 from r2sm_jax.synthetic.sources import open_source
-from r2sm_jax.tools.records import write_json
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def dataset(tmp_path_factory) -> Path:
         sample = open_source("scenes", "val", count=6, size=40 + 24 * (i % 2))[i]
         samples.append(replace(sample, image_id=i + 1))
         Image.fromarray(sample.image).save(folder / sample.file_name)
-    write_json(folder / "scenes.json", to_records(samples))
+    write_records(folder / "scenes.json", to_records(samples))
     return folder / "scenes.json"
 
 

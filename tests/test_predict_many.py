@@ -14,7 +14,7 @@ from sample_records import to_records
 from stub_predictor import StubPredictor
 
 from r2sm_jax import predict
-from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.dataset import Instance, write_records
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
 from r2sm_jax.inference import many
@@ -22,7 +22,6 @@ from r2sm_jax.inference.many import PREDICTIONS, find_tasks, predict_images
 from r2sm_jax.predict import main
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource
-from r2sm_jax.tools.records import write_json
 
 QUERY = "the complete shape of the red mug"
 COUNT = 11
@@ -61,7 +60,7 @@ def dataset(tmp_path_factory) -> Path:
         samples.append(replace(sample, image_id=i + 1, **changes))
     for sample in samples:
         Image.fromarray(sample.image).save(folder / sample.file_name)
-    write_json(folder / "val.json", to_records(samples))
+    write_records(folder / "val.json", to_records(samples))
     return folder
 
 

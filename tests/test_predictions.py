@@ -12,14 +12,13 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance, Sample
+from r2sm_jax.data.dataset import Dataset, Instance, Sample, write_records
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.iou import overlap
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.sources import load_json_split
-from r2sm_jax.tools.records import write_json
 
 HEIGHT, WIDTH = 24, 32
 
@@ -53,7 +52,7 @@ def make_dataset(folder: Path, ignore: bool = False) -> Dataset:
     two = Sample(2, "b.png", np.zeros((HEIGHT, WIDTH, 3), np.uint8), unknown, others)
     for sample in (one, two):
         Image.fromarray(sample.image).save(folder / sample.file_name)
-    write_json(folder / "data.json", to_records([one, two]), overwrite=True)
+    write_records(folder / "data.json", to_records([one, two]), overwrite=True)
     return load_json_split(folder / "data.json", "all")
 
 

@@ -16,14 +16,13 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance, Sample
+from r2sm_jax.data.dataset import Dataset, Instance, Sample, write_records
 from r2sm_jax.evaluation.page import example_rows, sample_queries, select_examples, write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import PAPER, find_benchmark, make_report
 from r2sm_jax.evaluation.tables import percent, report_markdown
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.sources import load_json_split, open_source
-from r2sm_jax.tools.records import write_json
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"
@@ -47,7 +46,7 @@ def dataset(tmp_path_factory) -> Dataset:
         image = np.full((24, 32, 3), 10 * n, np.uint8)
         samples.append(Sample(n + 1, f"{n}.png", image, instances, queries))
         Image.fromarray(image).save(folder / f"{n}.png")
-    write_json(folder / "data.json", to_records(samples))
+    write_records(folder / "data.json", to_records(samples))
     entries = []
     for n, sample in enumerate(samples):
         for query in sample.queries:

@@ -11,7 +11,7 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
-from r2sm_jax.data.dataset import Sample
+from r2sm_jax.data.dataset import Sample, write_records
 from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash, split_ids
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
@@ -21,7 +21,6 @@ from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource
 from r2sm_jax.synthetic.sources import REPORTED, load_json_split, open_source, split_names
 from r2sm_jax.tools.data import build
-from r2sm_jax.tools.records import write_json
 from r2sm_jax.train import open_selecting, open_training
 from r2sm_jax.training.run_folder import read_config, resolve_auto
 
@@ -38,7 +37,7 @@ def folder(tmp_path_factory):
             samples.append(
                 Sample(number, f"{number}.png", image, (), (Query(number, "a cow", "modal", ()),))
             )
-        write_json(path / f"{name}.json", to_records(samples))
+        write_records(path / f"{name}.json", to_records(samples))
     return path
 
 

@@ -396,21 +396,23 @@ def _from_regions(path: Path, data: Mapping[str, Any], collector: Collector) -> 
     annotations: list[dict[str, Any]] = []
     categories: dict[str, int] = {}
     for entry in entries:
-        image_id = entry.get("image_id")
-        if image_id in images:
-            collector.note(f"{path}: image {image_id}", "another annotator's regions are left out")
-            continue
-        # A file with one annotation is named as its image. A file with several is named as none.
-        file_names = [path.stem + suffix for suffix in (".jpg", ".png")]
-        file_names = [] if entry is not data or image_id in listed else file_names
-        file_names += [PurePosixPath(entry.get("url") or "").name]
-        image = listed.get(image_id, {"id": image_id})
-        images[image_id] = image | {"file_names": [name for name in file_names if name]}
-        for region in _dicts(entry, "regions"):
-            name = str(region.get("name") or "").strip().lower() or NO_NAME
-            category_id = categories.setdefault(name, len(categories) + 1)
-            ids = {"id": len(annotations) + 1, "image_id": image_id, "category_id": category_id}
-            annotations.append(region | ids)
+        with collector.record(f"{path}: regions"):
+            image_id = entry["image_id"]
+            if image_id in images:
+                where = f"{path}: image {image_id}"
+                collector.note(where, "another annotator's regions are left out")
+                continue
+            # A file with one annotation is named as its image, a file with several as none.
+            file_names = [path.stem + suffix for suffix in (".jpg", ".png")]
+            file_names = [] if entry is not data or image_id in listed else file_names
+            file_names += [PurePosixPath(entry.get("url") or "").name]
+            image = listed.get(image_id, {"id": image_id})
+            images[image_id] = image | {"file_names": [name for name in file_names if name]}
+            for region in _dicts(entry, "regions"):
+                name = str(region.get("name") or "").strip().lower() or NO_NAME
+                category_id = categories.setdefault(name, len(categories) + 1)
+                ids = {"id": len(annotations) + 1, "image_id": image_id, "category_id": category_id}
+                annotations.append(region | ids)
     return {
         "images": list(images.values()),
         "annotations": annotations,

@@ -99,7 +99,8 @@ class MaskComparison:
         self.num_larger += visible_area > MAX_VISIBLE_RATIO * area
         self.num_unseen += not visible_area
         if area > height * width / 2:
-            self.num_inverted += masks.expand(whole)[[0, 0, -1, -1], [0, -1, 0, -1]].all()
+            corners = masks.expand(whole)[[0, 0, -1, -1], [0, -1, 0, -1]]
+            self.num_inverted += bool(corners.all())
         if isinstance(stated_rate, int | float) and area:
             shown = masks.areas([masks.intersect(modal, whole)])[0] / area
             is_hidden_share = abs(stated_rate - (1 - shown)) <= RATE_TOLERANCE

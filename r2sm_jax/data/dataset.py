@@ -517,8 +517,9 @@ def to_records(
         for query in truth.queries:
             kind = dict(query.kind)
             answer = kind.pop("answer", None)
-            record = {"id": next(query_ids), **of_image, "text": " ".join(query.text.split())}
-            record |= {"mask_type": query.mask_type}
+            record: dict[str, Any] = {"id": next(query_ids), **of_image}
+            record["text"] = " ".join(query.text.split())
+            record["mask_type"] = query.mask_type
             record["instance_ids"] = [new_ids[target] for target in query.instance_ids]
             if kind:
                 record["kind"] = kind

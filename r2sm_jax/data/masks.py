@@ -149,14 +149,18 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
         return _with_text(coco.merge(rles))
     check_size(height, width)
     rings = _rings(segmentation)
-    corners = np.concatenate(rings)
+    refuse_shares(np.concatenate(rings), height, width)
+    # Runs that pycocotools made itself need no check.
+    polygons = coco.frPyObjects([ring.tolist() for ring in rings], height, width)
+    return _with_text(coco.merge(polygons))
+
+
+def refuse_shares(corners: np.ndarray, height: int, width: int) -> None:
+    """Raises ValueError for coordinates that are shares of the size of an image of this size."""
     has_fractions = (corners % 1 != 0).any()
     is_small = min(height, width) < MIN_SIDE_FOR_SHARES
     if has_fractions and not is_small and corners.min() >= 0 and corners.max() <= 1:
         raise ValueError("the polygon's coordinates are shares of the image's size, not pixels")
-    # Runs that pycocotools made itself need no check.
-    polygons = coco.frPyObjects([ring.tolist() for ring in rings], height, width)
-    return _with_text(coco.merge(polygons))
 
 
 def _rings(polygons: Sequence[Any]) -> list[Float[np.ndarray, " n"]]:
@@ -174,7 +178,7 @@ def _rings(polygons: Sequence[Any]) -> list[Float[np.ndarray, " n"]]:
         except (TypeError, ValueError, OverflowError):
             ring = np.full(1, np.nan)
         is_flat = ring.ndim == 1 and ring.size % 2 == 0
-        is_list_of_points = ring.ndim == 2 and ring.shape[1] == 2
+        is_list_of_points = ring.ndim == 2 and ring.shape[-1] == 2
         if not is_flat and not is_list_of_points:
             raise ValueError("a polygon is neither [x1, y1, x2, y2, x3, y3, ...] nor points [x, y]")
         if not (np.abs(ring) <= MAX_COORDINATE).all():

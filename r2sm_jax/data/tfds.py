@@ -208,6 +208,7 @@ def _encode(sample: Sample, path: Path) -> dict[str, Any]:
             "amodal": counts.amodal or "",
             "attributes": json.dumps(dict(counts.attributes)),
         }
+        del fields["fields"]
         instances.append(fields)
     queries = []
     for query in sample.queries:

@@ -16,8 +16,7 @@ from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.annotations import NO_CATEGORY
-from r2sm_jax.data.dataset import Dataset, read_json, read_records
+from r2sm_jax.data.dataset import NO_NAME, Dataset, read_json, read_records
 from r2sm_jax.data.images import (
     ORIENTATION,
     check_stated_size,
@@ -339,7 +338,7 @@ def find_repeated(records: Mapping[str, Any]) -> Iterator[str]:
 
     names: dict[str, list[str]] = {}
     for category in records["categories"]:
-        if category["name"] == NO_CATEGORY:
+        if category["name"] == NO_NAME:
             continue  # classes without a name, which can be many
         key = " ".join(category["name"].lower().split())
         names.setdefault(key, []).append(category["name"])

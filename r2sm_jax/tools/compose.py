@@ -1,26 +1,19 @@
 """`data compose` and `data cutouts`: write composed photographs and their cut-outs as files."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from tyro.conf import Positional
 
-from r2sm_jax.data.annotations import mask_fields
-from r2sm_jax.data.dataset import Sample, Source
+from r2sm_jax.data.dataset import ImageTruth, Source, truth_of_sample, write
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.paste import MIN_CUTOUTS
 from r2sm_jax.synthetic.photos import Photos, read_cutout
-from r2sm_jax.tools.records import (
-    Collector,
-    ImageRecord,
-    ObjectRecord,
-    QueryRecord,
-    Record,
-    write_json,
-)
 
 
 def compose(
@@ -69,43 +62,21 @@ def compose(
             f"{split}: {len(source.photo_indices)} photos, {len(source.cutouts)} objects to lay "
             f"over them, {num_complete} of them complete"
         )
-        records = write_pictures(
-            source, out, f"composed of {file.name}: {split}, {options}", overwrite
-        )
-        write_json(out / f"{split}.json", records, overwrite)
+        info = {"description": f"composed of {file.name}: {split}, {options}"}
+        pictures = write_pictures(source, out, overwrite)
+        records = write(out / f"{split}.json", pictures, info, overwrite=overwrite)
         print(
             f"wrote {out / split}.json: {count} images, {len(records['annotations'])} annotations, "
             f"{len(records['queries'])} queries"
         )
 
 
-def write_pictures(source: Source, out: Path, description: str, overwrite: bool) -> dict[str, Any]:
-    """Writes the pictures of a source as PNG files in OUT/images.
-
-    Returns the records of a dataset file.
-    """
-    collector = Collector()
+def write_pictures(source: Source, out: Path, overwrite: bool) -> Iterator[ImageTruth]:
+    """Writes the pictures of a source as PNG files in OUT/images. Yields the truth of each."""
     for index in range(len(source)):  # one picture is in memory at a time
         sample = source[index]
         _save(Image.fromarray(sample.image), out / "images" / sample.file_name, overwrite)
-        collector.add(_make_record(sample, index + 1))
-    return collector.to_records(description)
-
-
-def _make_record(sample: Sample, image_id: int) -> Record:
-    """A sample as a record. Its objects have their ids as keys, to which its queries refer."""
-    height, width = sample.image.shape[:2]
-    objects = []
-    for instance in sample.instances:
-        fields = mask_fields(instance.modal, instance.amodal)
-        if instance.ignore:
-            fields["ignore"] = True
-        objects.append(ObjectRecord(instance.category, fields, key=instance.id))
-    queries = [
-        QueryRecord(query.text, query.mask_type, query.instance_ids, query.kind)
-        for query in sample.queries
-    ]
-    return Record(ImageRecord(image_id, sample.file_name, (height, width)), objects, queries)
+        yield replace(truth_of_sample(sample), image_id=index + 1)
 
 
 def cutouts(

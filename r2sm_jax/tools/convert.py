@@ -2,46 +2,58 @@
 
 How a file becomes training queries, for COCOA as an example:
 
-1. `read_coco_like` (coco.py) reads it and yields a `Record` for each image and each object.
-2. `collect` (records.py) numbers and gathers the records, and counts those that are bad.
+1. `read_coco` (data/coco.py) reads it and yields an `ImageTruth` for each image.
+2. `Collector` (data/collector.py) counts the records that cannot be used.
 3. `add_template_queries` (template.py) writes queries about the objects, since COCOA has none.
-4. `write_json` (records.py) checks all and writes the dataset file, which training reads.
+4. `write_records` (data/dataset.py) checks all and writes the dataset file, which training reads.
 
-A new format is a reader, a command here that passes its records to `convert`, and a line in
-`FORMATS`.
+A new format is a reader, and a command here that passes it to `convert`.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from os.path import commonpath
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from r2sm_jax.data.dataset import read_records
-from r2sm_jax.data.split_summary import CROWD_REMEDY, has_only_ignored
-from r2sm_jax.data.validation import check_records, find_shared_files, is_ignored
+from r2sm_jax.data import masks
+from r2sm_jax.data.coco import COCOOptions, Kind, read_coco
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.dataset import (
+    ImageTruth,
+    read_records,
+    to_records,
+    write_records,
+)
+from r2sm_jax.data.mask_folders import read_mask_folders
+from r2sm_jax.data.validation import check_records, find_shared_files
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.check import counts_of, find_repeated
-from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
-from r2sm_jax.tools.entries import Note, group_by_reason
-from r2sm_jax.tools.folders import FolderNames, read_mask_folders
-from r2sm_jax.tools.r2sm import R2SMFields, read_r2sm
-from r2sm_jax.tools.records import Collector, Item, collect, write_json
 from r2sm_jax.tools.referring import (
+    R2SMFields,
+    json_files,
     read_lisa_plus_plus,
     read_mmr,
+    read_r2sm,
+    read_r2sm_over,
     read_reasonseg,
     read_refcoco,
 )
 from r2sm_jax.tools.template import add_template_queries
 
-MAX_LOCATIONS = 20
-"""How many locations are listed of records for which the same is noted."""
+COCO_KINDS: dict[Kind, str] = {
+    "coco": "COCO instances and alike: visible masks alone, so all queries are modal.",
+    "cocoa": "Original COCOA: one flat amodal polygon a region, RLE only where it is occluded.",
+    "cocoa-cls": "COCOA-cls: COCO with amodal `segmentation` and `visible_mask` as RLE.",
+    "d2sa": "D2SA: objects may reach out of the image; several files are merged.",
+    "kins": "KINS, old (`segmentation`, `inmodal_seg`) and of 2020 (`a_segm`, `i_segm`).",
+    # MUVA's files are not published, so COCO's layout is a guess.
+    "muva": "MUVA, or any other COCO-like file: name the fields of the two masks.",
+}
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -65,7 +77,7 @@ class Files:
 @tyro.conf.configure(OmitArgPrefixes)
 @dataclass(frozen=True)
 class TemplateOptions:
-    """Queries to write, for formats without any."""
+    """Queries to write, for files without any."""
 
     queries: int = 8
     """How many queries to write for an image, from the grammar of the scenes; 0 for none."""
@@ -73,47 +85,112 @@ class TemplateOptions:
     """Another seed gives other queries."""
 
 
-def coco_command(name: str, preset: Preset) -> Callable[..., None]:
+@tyro.conf.configure(OmitArgPrefixes)
+@dataclass(frozen=True)
+class MaskOptions:
+    """How to read masks."""
+
+    oversize: Literal["refuse", "crop"] = "refuse"
+    """What to do if masks are larger than their image."""
+    amodal_field: str | None = None
+    """Field of an annotation with the complete mask, if it is not the format's own."""
+    visible_field: str | None = None
+    """Field of an annotation with the visible mask; fully visible if it is missing."""
+    crowds: Literal["ignore", "objects"] = "ignore"
+    """Whether `iscrowd` 1 marks a region to ignore, as in COCO, or an object.
+
+    It is an object in files of CVAT and Datumaro, which mark each mask that was drawn with a brush.
+    """
+
+
+@tyro.conf.configure(OmitArgPrefixes)
+@dataclass(frozen=True)
+class FolderNames:
+    """Names of the folders below a source."""
+
+    pictures: tuple[str, ...] = ("occlusion", "images")
+    """Folder of the images, if --images does not name it; the first that exists."""
+    whole: str = "whole_mask"
+    """Folder of the complete masks."""
+    visible: str = "visible_object_mask"
+    """Folder of the visible masks."""
+
+
+# Readers of files and folders
+
+
+def read_coco_files(
+    files: Files, options: COCOOptions, collector: Collector
+) -> Iterator[ImageTruth]:
+    """Reads COCO files, or folders of files of original COCOA.
+
+    Where ids of images collide with those of an earlier file, as those of D2SA's training files do,
+    all of the file are shifted past them; of two annotators of one image of COCOA the first counts.
+    """
+    used: set[int] = set()
+    for path in json_files(files.sources):
+        try:
+            truths = list(read_coco(path, files.images, options, collector))
+        except InputError as error:
+            if path in files.sources:
+                raise
+            collector.note(str(path), f"left out: {error}")  # a folder may hold other files
+            continue
+        ids = {truth.image_id for truth in truths}
+        shift = 0
+        if options.kind == "cocoa":
+            for image_id in sorted(ids & used):
+                collector.note(f"{path}: image {image_id}", "left out, it has been read before")
+            truths = [truth for truth in truths if truth.image_id not in used]
+        elif ids & used:
+            shift = max(used) + 1 - min(ids)
+            collector.note(str(path), f"its image ids collide; {shift} was added to each")
+        used.update(image_id + shift for image_id in ids)
+        for truth in truths:
+            moved = replace(truth, image_id=truth.image_id + shift)
+            yield with_path(moved, files.images or path.parent)
+
+
+def read_folders(files: Files, names: FolderNames, collector: Collector) -> Iterator[ImageTruth]:
+    """Reads folders that hold images, complete masks and visible masks in three folders, as
+    pix2gestalt's (cvlab-columbia/pix2gestalt ldm/data/simple.py)."""
+    for source in files.sources:
+        folders = [source / name for name in names.pictures]
+        folder = files.images or next((path for path in folders if path.is_dir()), folders[0])
+        whole, visible = source / names.whole, source / names.visible
+        for truth in read_mask_folders(folder, visible, whole, collector):
+            yield with_path(truth, folder)
+
+
+# Commands
+
+
+def coco_command(kind: Kind) -> Callable[..., None]:
     """The command of a COCO-like format."""
 
     def command(files: Files, options: MaskOptions, template: TemplateOptions) -> None:
-        padded_dir = files.out.with_name(files.out.stem + "_padded")
-        items = read_coco_like(
-            files.sources, preset, options, images_dir=files.images, padded_dir=padded_dir
+        coco = COCOOptions(
+            kind,
+            options.amodal_field,
+            options.visible_field,
+            crop=options.oversize == "crop",
+            crowds_are_objects=options.crowds == "objects",
         )
-        convert(files, name, items, template)
+        convert(files, kind, lambda collector: read_coco_files(files, coco, collector), template)
+        if kind == "coco":
+            print(
+                "only visible masks are known, so all queries are modal; for complete shapes train "
+                f"with --data.source compose:{files.sources[0]}, or complete the masks: data "
+                f"complete {files.sources[0]} --images DIR --out FILE"
+            )
 
-    command.__doc__ = preset.help
+    command.__doc__ = COCO_KINDS[kind]
     return command
-
-
-def coco(
-    files: Files,
-    template: TemplateOptions,
-    crowds: Literal["ignore", "objects"] = "ignore",
-) -> None:
-    """COCO's own instances files, and any like them: visible masks alone, so all queries are modal.
-
-    Args:
-        crowds: Whether `iscrowd` 1 marks a region to ignore, as in COCO, or an object, as in files
-            of CVAT and Datumaro.
-    """
-    items = read_coco_like(
-        files.sources, PRESETS["coco"], MaskOptions(crowds=crowds), images_dir=files.images
-    )
-    convert(files, "coco", items, template)
-    source = files.sources[0]
-    print(
-        "only visible masks are known, so all queries are modal; for complete shapes train with "
-        f"--data.source compose:{source}, or complete the masks: data complete {source} --images "
-        "DIR --out FILE"
-    )
 
 
 def folders(files: Files, names: FolderNames, template: TemplateOptions) -> None:
     """Folders of images and of masks, one PNG an object; pix2gestalt's layout by default."""
-    items = read_mask_folders(files.sources, names, files.images)
-    convert(files, "folders", items, template)
+    convert(files, "folders", lambda collector: read_folders(files, names, collector), template)
 
 
 def mmr(files: Files) -> None:
@@ -122,7 +199,7 @@ def mmr(files: Files) -> None:
     Of a file with "train" in its name, questions are left out whose text answer has another number
     of `{seg}` than answers, as in MMR's own loader.
     """
-    convert(files, "mmr", read_mmr(files.sources, files.images))
+    convert_questions(files, "mmr", read_mmr)
 
 
 def reasonseg(files: Files, explanatory: Path | None = None) -> None:
@@ -131,12 +208,12 @@ def reasonseg(files: Files, explanatory: Path | None = None) -> None:
     Args:
         explanatory: explanatory/train.json, for textual answers.
     """
-    convert(files, "reasonseg", read_reasonseg(files.sources, explanatory, files.images))
+    convert_questions(files, "reasonseg", read_reasonseg, explanatory)
 
 
 def lisa_plus_plus(files: Files) -> None:
     """LISA++ (ReasonSeg-Inst): questions with polygons for each instance id; visible masks."""
-    convert(files, "lisa++", read_lisa_plus_plus(files.sources, files.images))
+    convert_questions(files, "lisa++", read_lisa_plus_plus)
 
 
 def refcoco(files: Files, instances: Path, split: str = "train") -> None:
@@ -147,7 +224,7 @@ def refcoco(files: Files, instances: Path, split: str = "train") -> None:
         instances: COCO's instances.json.
         split: The split to take; test is testA and testB.
     """
-    convert(files, "refcoco", read_refcoco(files.sources, instances, split, files.images))
+    convert_questions(files, "refcoco", read_refcoco, instances, split)
 
 
 def r2sm(
@@ -168,22 +245,20 @@ def r2sm(
             Without it each query names its image file and holds its masks.
         mask_type: For files that hold one mask type only.
     """
-    check_arguments(files)
     if over is None:
-        items = read_r2sm(files.sources, None, fields, mask_type, files.images)
-        convert(files, "r2sm", items)
+        convert_questions(files, "r2sm", read_r2sm, fields, mask_type)
         return
     records = read_records(over)
-    info = records.get("info")
     names = ", ".join(path.name for path in files.sources)
-    records["info"] = {**(info if isinstance(info, dict) else {}), "queries": names}
-    items = read_r2sm(files.sources, records, fields, mask_type)
-    convert(files, "r2sm", items, dataset=records)
+
+    def read(collector: Collector) -> Iterator[ImageTruth]:
+        return read_r2sm_over(files.sources, read_coco(over), collector, fields, mask_type)
+
+    convert(files, "r2sm", read, info={**records.get("info", {}), "queries": names})
 
 
 FORMATS: dict[str, Callable[..., None]] = {
-    "coco": coco,
-    **{name: coco_command(name, preset) for name, preset in PRESETS.items() if preset.amodal},
+    **{kind: coco_command(kind) for kind in COCO_KINDS},
     "folders": folders,
     "mmr": mmr,
     "reasonseg": reasonseg,
@@ -194,103 +269,108 @@ FORMATS: dict[str, Callable[..., None]] = {
 """The command of each format by its name."""
 
 
+def convert_questions(
+    files: Files, name: str, read: Callable[..., Iterator[ImageTruth]], *options: Any
+) -> None:
+    """Converts questions whose images are in --images, or beside the first file."""
+    check_arguments(files)
+    first = files.sources[0]
+    folder = files.images or (first if first.is_dir() else first.parent)
+
+    def read_with_paths(collector: Collector) -> Iterator[ImageTruth]:
+        for truth in read(files.sources, folder, collector, *options):
+            yield with_path(truth, folder)
+
+    convert(files, name, read_with_paths)
+
+
 def convert(
     files: Files,
     name: str,
-    items: Iterable[Item],
+    read: Callable[[Collector], Iterable[ImageTruth]],
     template: TemplateOptions = TemplateOptions(queries=0),
-    dataset: dict[str, Any] | None = None,
+    info: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the dataset file of what a reader yields, and says what was left out and noted.
 
-    `items` is a generator, so nothing is read before the arguments are checked. `dataset` is a
-    dataset file whose queries are replaced.
+    Raises InputError if there is nothing to read, too much of it is bad, the output cannot be
+    written, or most images share their file with another.
     """
     check_arguments(files)
     if template.queries < 0 or template.seed < 0:
         raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
-
-    collector = collect(items, files.max_bad, dataset)
-    num_bad = len(collector.bad_records)
-    if num_bad:
-        what = f"{num_bad} of {collector.num_records} records cannot be used and were left out"
-        print(f"note: {what}", file=sys.stderr)
-    print_notes(collector.bad_records)
-    print_notes(collector.notes)
-
-    image_folder = collector.make_file_names_relative(files.out)
     sources = ", ".join(path.name for path in files.sources)
-    records = collector.to_records(f"converted from {name}: {sources}")
-    if template.queries:
-        # The template opens a `Dataset`, whose records must be checked. `write_json` checks the new
-        # queries too.
-        check_records(files.out, records)
+    collector = Collector()
+    truths, image_folder = with_relative_names(list(read(collector)), files.out)
+    collector.check(files.max_bad)
+    if not truths:
+        raise InputError(f"{sources}: there are no annotated images in it; is it of this format?")
+    note_oddities(truths, sources, collector)
+    records = to_records(truths, info or {"description": f"converted from {name}: {sources}"})
+    check_records(files.out, records)
+    if template.queries and not records["queries"]:
         add_template_queries(files.out, records, template.queries, template.seed)
         if not records["queries"]:
-            remedy = "name the classes, or write queries with `data queries requests`"
-            print(f"note: no query could be written; {remedy}", file=sys.stderr)
-    print_notes(notes_on_all_records(collector, records, ", ".join(map(str, files.sources))))
-    write_json(files.out, records, files.overwrite)
+            collector.note(sources, "no query could be written; name the classes")
+    collector.print()
+    write_records(files.out, records, files.overwrite)
+
+    counts = ", ".join(f"{len(v)} {key}" for key, v in records.items() if isinstance(v, list))
     types = Counter(query["mask_type"] for query in records["queries"])
-    counts = f"{types['modal']} modal, {types['amodal']} amodal"
-    print(f"wrote {files.out}: {counts_of(records)} ({counts})")
+    print(f"wrote {files.out}: {counts} ({types['modal']} modal, {types['amodal']} amodal)")
     if image_folder != files.out.resolve().parent:
         flag = f"--data.images {image_folder}"
         print(f"the images are not below {files.out.parent}; pass {flag} with the dataset")
-
-
-def notes_on_all_records(
-    collector: Collector, records: Mapping[str, Any], sources: str
-) -> Iterator[Note]:
-    """Yields notes on what the author of the converted files may not have meant.
-
-    Raises InputError if most images share their file with another one.
-    """
-    for contradiction in find_shared_files([image["file_name"] for image in records["images"]]):
-        if contradiction.is_systematic:
-            raise InputError(f"{sources}: {contradiction}")
-        yield Note(sources, str(contradiction))
-
-    num_objects = len(collector.annotations)
-    num_ignored = collector.num_ignored.total()
-    if num_ignored:
-        causes = ", ".join(f"{n} by {flag}" for flag, n in collector.num_ignored.items())
-        sentence = f"{num_ignored} of {num_objects} objects are ignored in training and metrics"
-        sentence += f" ({causes})"
-        if collector.num_ignored["iscrowd"] >= num_objects / 2:
-            sentence += f"; {CROWD_REMEDY}"
-        yield Note(sources, sentence)
-
-    rates = [a["occlude_rate"] for a in collector.annotations if "occlude_rate" in a]
-    if rates and not any(rates):
-        sentence = f"no pixel of the {len(rates)} objects is hidden; check the names of the fields"
-        yield Note(sources, sentence)
-
-    for sentence in find_repeated(records):
-        yield Note(sources, sentence)
-
-    ignored_ids = {a["id"] for a in records["annotations"] if is_ignored(a)}
-    num_useless = 0
-    for query in records["queries"]:
-        num_useless += has_only_ignored(query["instance_ids"], ignored_ids)
-    if num_useless:
-        sentence = f"{num_useless} of {len(records['queries'])} queries mean ignored objects only"
-        yield Note(sources, f"{sentence}, so that nothing is learnt or scored there")
 
 
 def check_arguments(files: Files) -> None:
     """Raises InputError if there is nothing to read, or the output cannot be written."""
     if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
+    if not 0 <= files.max_bad <= 1:
+        raise InputError(f"--max-bad {files.max_bad}: this is not a share; give 0 to 1")
+    for source in files.sources:
+        if not source.exists():
+            raise InputError(f"{source}: there is no such file or folder; check the path")
     refuse_overwrite(files.out, files.overwrite)
 
 
-def print_notes(notes: Iterable[Note]) -> None:
-    """Prints one line for each reason, with the locations of the other records."""
-    for first, *others in group_by_reason(notes):
-        line = f"note: {first}"
-        if others:
-            locations = ", ".join(note.location for note in others[:MAX_LOCATIONS])
-            more = ", ..." if len(others) > MAX_LOCATIONS else ""
-            line += f" (and {len(others)} more: {locations}{more})"
-        print(line, file=sys.stderr)
+def note_oddities(truths: list[ImageTruth], source: str, collector: Collector) -> None:
+    """Notes what the author of the files may not have meant. Raises InputError if most images share
+    their file with another one."""
+    for contradiction in find_shared_files([truth.file_name for truth in truths]):
+        if contradiction.is_systematic:
+            raise InputError(f"{source}: {contradiction}")
+        collector.note(source, str(contradiction))
+    instances = [instance for truth in truths for instance in truth.instances]
+    num_ignored = sum(instance.ignore for instance in instances)
+    if num_ignored:
+        what = f"{num_ignored} of {len(instances)} objects are ignored in training and metrics"
+        collector.note(source, f"{what}; if crowds are objects there, pass --crowds objects")
+    pairs = [(i.modal, i.amodal) for i in instances if i.amodal is not None]
+    if pairs and all(masks.areas([modal]) == masks.areas([amodal]) for modal, amodal in pairs):
+        collector.note(source, f"nothing of the {len(pairs)} objects is hidden; check the fields")
+
+
+def with_path(truth: ImageTruth, folder: Path) -> ImageTruth:
+    """An image with the path of its file in a folder as its name, if the file is there."""
+    path = folder / truth.file_name
+    return replace(truth, file_name=str(path.resolve())) if path.is_file() else truth
+
+
+def with_relative_names(truths: list[ImageTruth], out: Path) -> tuple[list[ImageTruth], Path]:
+    """Makes paths of image files relative to one folder, and returns that folder too.
+
+    It is the folder of the dataset file `out`, in which a `Dataset` looks by default, or if an
+    image does not lie below it, the nearest folder above all images.
+    """
+    paths = [Path(truth.file_name) for truth in truths]
+    absolute = [path for path in paths if path.is_absolute()]
+    folder = out.resolve().parent
+    if not all(path.is_relative_to(folder) for path in absolute):
+        folder = Path(commonpath([path.parent for path in absolute]))
+    named = []
+    for truth, path in zip(truths, paths, strict=True):
+        name = path.relative_to(folder).as_posix() if path.is_absolute() else truth.file_name
+        named.append(replace(truth, file_name=name))
+    return named, folder

@@ -9,12 +9,11 @@ import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, read_records
+from r2sm_jax.data.dataset import Dataset, read_records, write_records
 from r2sm_jax.data.validation import is_ignored
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
-from r2sm_jax.tools.records import write_json
 
 
 def template(
@@ -44,7 +43,7 @@ def template(
     records = read_records(dataset)
     num_before = len(records["queries"])
     repeated_at = add_template_queries(dataset, records, queries, seed)
-    write_json(out, records, overwrite)
+    write_records(out, records, overwrite)
 
     added = records["queries"][num_before:]
     types = Counter(query["mask_type"] for query in added)

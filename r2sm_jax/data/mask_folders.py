@@ -1,0 +1,96 @@
+"""Reads folders of masks, one picture an object."""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.collector import Collector, MaskComparison
+from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
+from r2sm_jax.data.images import IMAGE_SUFFIXES, image_size
+from r2sm_jax.data.masks import RLE
+from r2sm_jax.errors import InputError
+
+ROLES = {"occlusion", "whole", "amodal", "full", "visible", "modal", "object", "mask"}
+"""Words at the end of a file name that say what the file is."""
+
+
+def read_mask_folders(
+    images_dir: Path, visible_dir: Path, whole_dir: Path | None, collector: Collector
+) -> Iterator[ImageTruth]:
+    """Reads folders of masks, one picture an object: IMAGE.png, IMAGE_2_red cup.png or
+    IMAGE/red cup.png, where IMAGE is the image's name and words after it are the class.
+
+    Both masks of an object have the same name, but for words such as "whole" and "mask" at its end;
+    without `whole_dir` only the visible ones are known. Images and objects are numbered from 1 in
+    the order of their names. Raises InputError for a folder that is not there, and if most masks
+    are exchanged, empty or inverted.
+    """
+    images = list_files(images_dir, collector)
+    mask_files = [list_files(visible_dir, collector)]
+    if whole_dir is not None:
+        mask_files.append(list_files(whole_dir, collector))
+    comparison = MaskComparison()
+    found: dict[str, list[Instance[RLE]]] = defaultdict(list)
+    for number, key in enumerate(sorted(set().union(*mask_files)), start=1):
+        with collector.record(f"{visible_dir}: {key}"):
+            image_key = find_image_key(key, images)
+            size = image_size(images[image_key])
+            modal, *amodal = [masks.encode(masks.read_file(f[key], size)) for f in mask_files]
+            whole = amodal[0] if amodal else None
+            if not any(masks.areas([modal, whole or modal])):
+                raise ValueError("its mask has no pixel")
+            comparison.add(modal, whole)
+            words = key.removeprefix(image_key).split("_")
+            category = " ".join(word for word in words if word and not word.isdecimal())
+            found[image_key].append(Instance(number, category or NO_NAME, modal, whole))
+    comparison.check(visible_dir, "if the folders are exchanged, name them --whole and --visible")
+    unused = images.keys() - found.keys()
+    if unused:
+        collector.note(str(images_dir), f"{len(unused)} images have no masks and are left out")
+    for number, (image_key, instances) in enumerate(sorted(found.items()), start=1):
+        file = images[image_key]
+        name = file.relative_to(images_dir).as_posix()
+        yield ImageTruth(number, name, image_size(file), tuple(instances), ())
+
+
+def find_image_key(key: str, images: Mapping[str, Path]) -> str:
+    """The longest name of an image that consists of the first words of `key`. Raises ValueError if
+    there is none."""
+    words = key.split("_")
+    for length in range(len(words), 0, -1):
+        name = "_".join(words[:length])
+        if name in images:
+            return name
+    raise ValueError("no image has its name, or begins it")
+
+
+def list_files(folder: Path, collector: Collector) -> dict[str, Path]:
+    """The image files in a folder and below, by their path without the words at its end that say
+    the role.
+
+    Raises InputError for a folder that is not there or has no images, and for two files of one
+    name.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; name it with a flag")
+    files: dict[str, Path] = {}
+    skipped = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        # macOS writes a file ._NAME beside NAME to disks of other systems.
+        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
+            skipped.append(path.name)
+            continue
+        words = "_".join(path.relative_to(folder).with_suffix("").parts).split("_")
+        while len(words) > 1 and words[-1].lower() in ROLES:
+            words.pop()
+        key = unicodedata.normalize("NFC", "_".join(words))
+        if key in files:
+            raise InputError(f"{path}: it has the same name as {files[key]}; rename one of them")
+        files[key] = path
+    if not files:
+        raise InputError(f"{folder}: there are no images in it; save the masks as PNG files")
+    if skipped:
+        collector.note(str(folder), f"{len(skipped)} files are no images, such as {skipped[0]}")
+    return files

@@ -1,0 +1,371 @@
+"""Files and folders of other projects: what `data convert` makes of them, and what it refuses."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.coco import COCOOptions, read_coco, read_results
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.dataset import read_json, to_records, write
+from r2sm_jax.data.mask_folders import read_mask_folders
+from r2sm_jax.errors import InputError
+from r2sm_jax.tools.data import main
+from r2sm_jax.tools.referring import draw_polygon, read_mmr, read_pickle, read_refcoco
+
+FILES = Path(__file__).parent / "files" / "readers"
+SIZE = HEIGHT, WIDTH = 20, 30
+
+
+def block(x0: int, y0: int, x1: int, y1: int) -> np.ndarray:
+    mask = np.zeros(SIZE, bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+FRONT, BACK = block(2, 2, 12, 12), block(8, 6, 24, 18)
+
+
+def photo(path: Path, height: int = HEIGHT, width: int = WIDTH) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (width, height), "olive").save(path)
+    return path
+
+
+def real(name: str) -> Path:
+    """A path of real data; skips the test if it is missing."""
+    path = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / name
+    if not path.exists():
+        pytest.skip(f"there is no {path} (set R2SM_REAL_DATA)")
+    return path
+
+
+def load(name: str) -> Any:
+    return json.loads((FILES / name).read_text())
+
+
+def save(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder with the files of all formats and their photos."""
+    shutil.copytree(FILES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jpg", "1.jpg", "reasonseg/x.jpg", "train2017/5.jpg"):
+        photo(tmp_path / name)
+    photo(tmp_path / "cocoa" / "a.jpg", 40, 60)
+    return tmp_path
+
+
+# One file a format, and what it becomes.
+
+FORMATS = {
+    "coco": "coco coco.json --queries 0",
+    "cocoa-cls": "cocoa-cls cocoa-cls.json --queries 0",
+    "aistron": "cocoa-cls aistron.json --queries 0",
+    "kins": "kins kins.json --queries 0",
+    "d2sa": "d2sa d2sa.json --oversize crop --queries 0",
+    "muva": "muva muva.json --amodal-field full --visible-field part --queries 0",
+    "cocoa": "cocoa cocoa --queries 0",
+    "folders": "folders . --queries 0",
+    "mmr": "mmr MMR_train.json",
+    "reasonseg": "reasonseg reasonseg --explanatory explanatory.json",
+    "lisa++": "lisa++ lisa.json",
+    "refcoco": "refcoco refs.json --instances cocoa-cls.json",
+    "r2sm": "r2sm r2sm.json --over over.json",
+    "r2sm_masks": "r2sm r2sm_masks.json",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_of_each_format(name, place, command):
+    if name == "folders":
+        for number, (complete, visible) in enumerate([(FRONT, FRONT), (BACK, BACK & ~FRONT)]):
+            photo(place / "occlusion" / "b_occlusion.png")
+            for folder, mask in (("whole_mask", complete), ("visible_object_mask", visible)):
+                (place / folder).mkdir(exist_ok=True)
+                Image.fromarray(mask).save(place / folder / f"b_{number}_red_{folder}.png")
+    over = "cocoa-cls", "cocoa-cls.json", "--queries", 0, "--out", "over.json"
+    assert command(main, "convert", *over).code == 0
+    end = command(main, "convert", *FORMATS[name].split(), "--out", "out.json")
+    assert end.code == 0, end.err
+    assert json.loads(Path("out.json").read_text()) == load(f"expected/{name}.json")
+
+
+# Laws of all readers.
+
+
+def truths_of(path: Path, **options: Any) -> list:
+    return list(read_coco(path, options=COCOOptions(**options)))
+
+
+def test_a_file_that_was_written_is_read_as_it_was(place):
+    """Masks, ids, classes, queries and other fields; a second writing changes nothing."""
+    for name in ("cocoa-cls.json", "coco.json", "cocoa/a.json"):
+        truths = truths_of(place / name)
+        records = write(place / "out.json", truths, overwrite=True)
+        assert to_records(truths_of(place / "out.json")) == records
+        dataset = read_json(place / "out.json", need_images=False)
+        for index, truth in enumerate(truths):
+            read = dataset.truth_at(index)
+            assert read.instances == tuple(
+                i.__class__(**{**i.__dict__, "fields": {}}) for i in truth.instances
+            )
+
+
+@pytest.mark.parametrize(
+    ("field", "renamed"),
+    [
+        ("visible_mask", "inmodal_seg"),
+        ("visible_mask", "i_segmentation"),
+        ("visible_mask", "i_segm"),
+        ("visible_mask", "visible_segm"),
+        ("segmentation", "a_segm"),
+        ("segmentation", "amodal_segm"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["any", "cocoa-cls", "d2sa", "kins"])
+def test_field_names_of_all_loaders(kind, field, renamed, tmp_path):
+    content = load("cocoa-cls.json")
+    for annotation in content["annotations"]:
+        annotation[renamed] = annotation.pop(field)
+    ((front, back),) = [t.instances for t in truths_of(save(tmp_path / "c.json", content))]
+    assert masks.decode(front.modal).sum() == masks.decode(front.amodal).sum() == FRONT.sum()
+    np.testing.assert_array_equal(masks.decode(back.modal), BACK & ~FRONT)
+    np.testing.assert_array_equal(masks.decode(back.amodal), BACK)
+
+
+def test_without_fields_of_visible_masks_a_segmentation_is_what_shows(place):
+    ((front, _, crowd),) = [truth.instances for truth in truths_of(place / "coco.json")]
+    assert front.amodal is None and not front.ignore and crowd.ignore
+    (truth,) = truths_of(place / "coco.json", crowds_are_objects=True)
+    assert not truth.instances[2].ignore
+
+
+def test_ids_that_collide_are_numbered_anew(tmp_path):
+    content = load("cocoa-cls.json")
+    content["images"].append(content["images"][0] | {"id": 8, "file_name": "b.jpg"})
+    content["annotations"][1] |= {"image_id": 8, "id": 31}
+    records = to_records(truths_of(save(tmp_path / "c.json", content)))
+    assert [(a["id"], a.get("source_id")) for a in records["annotations"]] == [(1, 31), (2, 31)]
+
+
+def test_files_whose_image_ids_collide(place, command):
+    content = load("cocoa-cls.json")
+    content["images"][0]["file_name"] = "b.jpg"
+    save(place / "b.json", content)
+    words = "d2sa", "cocoa-cls.json", "b.json", "--out", "out.json", "--queries", 0
+    end = command(main, "convert", *words)
+    assert end.code == 0 and "its image ids collide; 1 was added" in end.err
+    assert [i["id"] for i in json.loads(Path("out.json").read_text())["images"]] == [7, 8]
+
+
+def test_names_that_hold_the_folder_of_the_images_already(place, command):
+    photo(place / "photos" / "a.jpg")
+    words = "cocoa-cls", "cocoa-cls.json", "--images", "photos", "--out", "out.json"
+    assert command(main, "convert", *words).code == 0
+    assert read_json(Path("out.json"))[0].file_name == "photos/a.jpg"
+    assert command(main, "check", "out.json", "--images", "photos").code == 0
+
+
+def test_bad_records_are_left_out_and_counted(tmp_path):
+    content = load("cocoa-cls.json")
+    image, annotation = content["images"][0], content["annotations"][0]
+    content["images"] += [{"file_name": "x.jpg"}, image, image | {"id": 8, "height": 0}]
+    content["annotations"] += [
+        annotation | {"id": 1, "image_id": 8},
+        annotation | {"id": 2, "category_id": 999},
+        annotation | {"id": 3, "segmentation": {"size": [30, 20], "counts": [600]}},
+        annotation | {"id": 4, "iscrowd": "maybe"},
+        annotation | {"id": 31},
+        annotation | {"id": 5, "segmentation": [[40, 40, 50, 40, 50, 50]], "visible_mask": None},
+    ]
+    collector = Collector()
+    (truth,) = read_coco(save(tmp_path / "c.json", content), collector=collector)
+    assert [instance.id for instance in truth.instances] == [31, 32]
+    words = ["999 is missing", "exchanged", "iscrowd is 'maybe'", "occurs twice", "no pixel"]
+    words += ["'id' is missing", "its id 7", "0 x 30 is no size", "image 8 is not in the file"]
+    for bad, word in zip(collector.bad, words, strict=True):
+        assert word in bad and "c.json" in bad
+    with pytest.raises(InputError, match=r"annotation 2.*9 of 12 records are bad; --max-bad 0.5"):
+        collector.check(0.5)
+
+
+def test_results_are_named_after_their_images(tmp_path):
+    """An id that is a name gets a number of its own; a name that two files have is refused."""
+    for name in ("1.png", "dog.png", "0002.png"):
+        photo(tmp_path / name)
+    result = {"category_id": 3, "segmentation": masks.encode(FRONT), "score": 0.9}
+    results = [result | {"image_id": key} for key in (1, "dog", 2, 1)]
+    path = save(tmp_path / "r.json", [*results, result | {"image_id": 1, "score": 0.1}])
+    truths = list(read_results(path, tmp_path, min_score=0.5))
+    found = [(truth.image_id, truth.file_name, len(truth.instances)) for truth in truths]
+    assert found == [(1, "1.png", 2), (3, "dog.png", 1), (2, "0002.png", 1)]
+    photo(tmp_path / "b" / "dog.png")
+    with pytest.raises(InputError, match=r"image 'dog': .*dog.png, .*dog.png has this name"):
+        list(read_results(path, tmp_path))
+
+
+def test_folders_of_visible_masks(tmp_path):
+    """Words after the image's name are the class; the longest name of an image counts."""
+    for name in ("b.jpg", "b_9.jpg"):
+        photo(tmp_path / "photos" / name)
+    (tmp_path / "masks" / "b").mkdir(parents=True)
+    for name in ("b/0.png", "b_1_red cup.png", "b_9_mask.png"):
+        Image.fromarray(FRONT).save(tmp_path / "masks" / name)
+    truths = read_mask_folders(tmp_path / "photos", tmp_path / "masks", None, Collector())
+    found = [(t.file_name, [i.category for i in t.instances]) for t in truths]
+    assert found == [("b.jpg", ["object", "red cup"]), ("b_9.jpg", ["object"])]
+
+
+def test_one_image_of_mmr_has_one_file(tmp_path):
+    (image,) = load("MMR_train.json")
+    photo(tmp_path / "train2017" / "5.jpg")
+    photo(tmp_path / "train2017" / "6.jpg")
+    path = save(tmp_path / "m.json", [image, image | {"file_name": "train2017/6.jpg"}])
+    collector = Collector()
+    (truth,) = read_mmr([path], tmp_path, collector)
+    assert len(truth.queries) == 4 and "image 5 is train2017/5.jpg" in collector.bad[0]
+
+
+def test_splits_of_refcoco(place):
+    (ref, *_) = load("refs.json")
+    names = ("testA", "testB", "testAB", "test", "val")
+    path = save(place / "r.json", [ref | {"split": name} for name in names])
+    counts = {}
+    for name in names:
+        truths = read_refcoco([path], None, Collector(), place / "cocoa-cls.json", name)
+        counts[name] = sum(len(truth.queries) for truth in truths)
+    assert counts == {"testA": 2, "testB": 2, "testAB": 1, "test": 4, "val": 1}
+
+
+def test_pickles_hold_plain_data(tmp_path):
+    """Strings of Python 2 are read in either encoding; what would run code is refused."""
+    path = tmp_path / "refs.p"
+    for raw in (b"caf\xc3\xa9", b"caf\xe9"):
+        content = pickle.dumps(["SENTENCE"], protocol=1)
+        short_string = b"U" + bytes([len(raw)]) + raw  # SHORT_BINSTRING
+        path.write_bytes(content.replace(b"X\x08\x00\x00\x00SENTENCE", short_string))
+        assert read_pickle(path) == ["caf\xe9"]
+    path.write_bytes(pickle.dumps([Path("x")]))
+    with pytest.raises(InputError, match=r"holds more than plain data.*write it again as JSON"):
+        read_pickle(path)
+
+
+def test_polygons_of_reasonseg_are_drawn_with_their_outline():
+    corners = [[2.9, 3.9], [12.9, 3.1], [12.2, 9.8], [2.1, 9.7]]
+    np.testing.assert_array_equal(draw_polygon(corners, SIZE), block(2, 3, 13, 10))
+    np.testing.assert_array_equal(draw_polygon([[4, 5], [9, 5]], SIZE), block(4, 5, 10, 6))
+    np.testing.assert_array_equal(draw_polygon([[-0.9, 5.5]], SIZE), block(0, 5, 1, 6))
+    for points in ([], [1, 2], [[1, 2, 3]], [[1, float("nan")]], [["a", 1]], [[0.1, 0.9]] * 3):
+        with pytest.raises(ValueError):
+            draw_polygon(points, SIZE)
+
+
+# What is refused.
+
+
+def doubled(content: dict, **changes: Any) -> dict:
+    """The file with both of its objects twice, since one alone proves nothing."""
+    annotations = content["annotations"]
+    content["annotations"] = annotations + [a | {"id": a["id"] + 10} for a in annotations]
+    for annotation in content["annotations"]:
+        for key, change in changes.items():
+            annotation[key] = change(annotation)
+    return content
+
+
+def spoilt(name: str) -> Any:
+    """A file of the table below."""
+    content = load("cocoa-cls.json")
+    annotations = content["annotations"]
+    empty, whole = masks.encode(FRONT & ~FRONT), masks.encode(np.ones(SIZE, bool))
+    match name:
+        case "unknown":
+            content["annotations"] = [{"id": 1, "image_id": 7, "category_id": 44, "mask": []}]
+        case "exchanged":
+            annotations[:] = [annotations[1] | {"id": 1}, annotations[1]]
+            for annotation in annotations:
+                visible = annotation.pop("visible_mask")
+                annotation |= {"visible_mask": annotation["segmentation"], "segmentation": visible}
+        case "unseen":
+            return doubled(content, visible_mask=lambda _: empty)
+        case "inverted":
+            return doubled(content, segmentation=lambda _: whole, visible_mask=lambda _: whole)
+        case "hidden":
+            hidden = masks.encode(BACK & FRONT)
+            annotations[:] = annotations[1:]
+            return doubled(content, visible_mask=lambda _: hidden)
+        case "turned":
+            return doubled(content, bbox=lambda _: [25, 1, 3, 18])
+        case "outside":
+            content["images"][0]["file_name"] = "../a.jpg"
+        case "larger":
+            annotations[0]["segmentation"] = masks.encode(np.ones((24, 34), bool))
+        case "spelt":
+            counts = annotations[0]["segmentation"]["counts"]
+            annotations[0]["segmentation"]["counts"] = str(counts.encode())
+    return content
+
+
+REFUSALS = [
+    ("cocoa-cls unknown.json", "there are category_id, id, image_id, mask"),
+    ("cocoa-cls coco.json", "use data convert coco"),
+    ("cocoa cocoa-cls.json", "no 'regions'"),
+    ("coco cocoa-cls.json", "segmentation is the complete mask"),
+    ("cocoa-cls cocoa/a.json", "use data convert cocoa"),
+    ("muva cocoa-cls.json --visible-field part", "--visible-field"),
+    ("muva cocoa-cls.json --amodal-field full", "--amodal-field"),
+    ("cocoa-cls exchanged.json", "larger than their complete masks"),
+    ("cocoa-cls unseen.json", "objects are empty"),
+    ("cocoa-cls inverted.json", "inverted"),
+    ("cocoa-cls hidden.json", "what occlude_rate hides"),
+    ("cocoa-cls turned.json", "bboxes contradict their masks"),
+    ("cocoa-cls outside.json", "leads out of the image folder"),
+    ("cocoa-cls larger.json", "24 x 34 reaches out; use --oversize crop"),
+    ("cocoa-cls spelt.json", "write counts.decode"),
+    ("cocoa-cls cocoa-cls.json --images cocoa", "40 pixels high and 60 wide, but"),
+    ("cocoa-cls cocoa-cls.json --images reasonseg", "a.jpg is not in reasonseg"),
+    ("d2sa cocoa-cls.json aistron.json", "share their file"),
+    ("mmr cocoa-cls.json", "not a list"),
+    ("lisa++ refs.json", "[0]: "),
+    ("refcoco refs.json --instances cocoa-cls.json --split test", "--split is one of train, val"),
+    ("reasonseg coco.json", "coco.jpg or coco.jpeg or coco.png is not in"),
+    ("r2sm r2sm.json", "give it with --over"),
+    ("folders nowhere", "nowhere"),
+    ("folders .", "there is no such folder"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), REFUSALS)
+def test_refusals(words, reason, place, refused):
+    for word in words.split():
+        if word.endswith(".json") and not (place / word).exists():
+            save(place / word, spoilt(word.removesuffix(".json")))
+    assert reason in refused(main, "convert", *words.split(), "--out", "out.json")
+    assert not Path("out.json").exists()
+
+
+# Real files.
+
+
+def test_real_files():
+    truths = [t for path in sorted(real("cocoa").glob("*.json")) for t in truths_of(path)]
+    assert (len(truths), sum(len(truth.instances) for truth in truths)) == (5, 48)
+    loaders = "aisformer_i_segmentation", "aisformer_inmodal_seg", "aistron_visible_segm"
+    for name in loaders:
+        records = to_records(truths_of(real(f"readers/schema/{name}_real_masks.json")))
+        hidden = [a["invisible_mask"] for a in records["annotations"] if "invisible_mask" in a]
+        assert sum(masks.areas(hidden)) == 165_816
+    (truth,) = truths_of(real("readers/schema/BSDS_amodal_train.json"))  # six annotators
+    assert len(truth.instances) == 2
