@@ -183,26 +183,6 @@ def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predi
     assert after.score == before.score and after.presence == before.presence
 
 
-def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(predictor):
-    image = np.full((40, 50, 3), 90, np.uint8)
-
-    def predict(**changes):
-        calibrated = predictor.updated(calibration=Calibration(**changes))
-        return calibrated.predict(["the mug"], image=image)[0]
-
-    before = predict()
-    num_programs = predictor._decode._cache_size()
-    shifted = predict(iou_shift=2.0)
-    absent = predict(presence_bias=-100.0)
-    assert predictor._decode._cache_size() == num_programs
-
-    raw = np.log(before.score / (1 - before.score))
-    assert shifted.score == pytest.approx(1 / (1 + np.exp(-raw - 2)), rel=1e-4)
-    np.testing.assert_array_equal(shifted.mask, before.mask)
-    assert absent.presence < 1e-3 and "absent" in absent.summary()
-    assert not (absent.modal.any() or absent.amodal.any() or absent.instances)
-
-
 def test_probabilities_follow_the_temperature(predictor):
     sentences = ["the whole mug", "the mug"]
     raw = predictor.updated(calibration=Calibration()).amodal_logits(sentences)

@@ -111,17 +111,6 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
     assert set(parts) == {"train", "dev", "val"} and sum(parts.values()) == 6
 
 
-def test_nothing_is_compiled_for_other_sizes_of_images(predictor):
-    def num_programs():
-        return predictor._encode_image._cache_size(), predictor._decode._cache_size()
-
-    evaluate_source(predictor, open_source("scenes", "val", count=3, size=48))
-    compiled = num_programs()
-    for size in (31, 64, 97):
-        evaluate_source(predictor, open_source("scenes", "val", count=3, size=size))
-    assert num_programs() == compiled
-
-
 class PerfectPredictor(Predictor):
     """Predicts the true masks as exactly as logits at the model's own resolution can."""
 

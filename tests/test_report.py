@@ -3,15 +3,14 @@ nothing else."""
 
 import base64
 import csv
+import html
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_pictures import PHOTO_CLASSES, write_photos
 from PIL import Image
 from sample_records import to_records
 
@@ -22,7 +21,7 @@ from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import PAPER, find_benchmark, make_report
 from r2sm_jax.evaluation.tables import percent, report_markdown
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.sources import load_json_split, open_source
+from r2sm_jax.synthetic.sources import load_json_split
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"
@@ -117,51 +116,19 @@ def test_amodal_figures_are_what_a_loop_over_pixels_gives(dataset, results):
     assert figures["mask_type"]["interval"]["accuracy"] == [0.5, 0.5]
 
 
-class Page(HTMLParser):
-    """What a page holds; fails on a tag that is closed out of turn."""
-
-    VOID = ("meta", "img", "br", "hr", "link", "input", "path", "use", "rect")
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag, tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
 def test_the_page_is_whole_and_needs_nothing_else(dataset, results, tmp_path):
     write(dataset, results, tmp_path)
     text = (tmp_path / "report.html").read_text()
-    page = Page(text)
-    assert not [tag for tag, _ in page.tags if tag in ("script", "link", "iframe")]
-    assert HOSTILE in page.texts  # as words, not as markup
-    sources = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
-    assert len(sources) == 3 * 12  # best, median and worst: four queries each, three pictures
-    for source in sources:
-        kind, data = source.split(",")
-        assert kind == "data:image/webp;base64"
-        assert max(Image.open(io.BytesIO(base64.b64decode(data))).size) == 288
+    assert not re.search("<(script|link|iframe)", text)
+    assert html.escape(HOSTILE) in text  # as words, not as markup
+    pictures = re.findall('src="data:image/webp;base64,([^"]*)"', text)
+    assert len(pictures) == 3 * 12  # best, median and worst: four queries each, three pictures
+    for picture in pictures:
+        assert max(Image.open(io.BytesIO(base64.b64decode(picture))).size) == 288
     addresses = re.findall(r'(?:href|src|url)\s*[=(]\s*"?(?!data:|#)([^")\s>]+)', text)
     assert not addresses, addresses
-    assert "Median" in page.texts and "gIoU, amodal" in page.texts
-    assert "ECE" in text and "<svg" in text
+    for words in ("Median", "gIoU, amodal", "ECE", "<svg"):
+        assert words in text
 
 
 def test_examples_are_of_different_images_and_none_is_shown_twice(results):
@@ -220,44 +187,6 @@ def test_published_figures_agree_with_the_papers_totals():
         for system, (both, _, amodal, _) in systems.items():
             modal = (num_all * both - num_amodal * amodal) / num_modal
             assert 0 < modal < 100 and abs(modal - amodal) < 8, (split, system)
-
-
-@pytest.mark.parametrize("knows", [True, False])
-def test_the_report_says_how_often_what_is_absent_is_refused(knows, tmp_path):
-    """A system that knows all refuses every query of `val_absent`; one that draws everywhere never
-    refuses."""
-    path = write_photos(tmp_path / "photos")
-    names = (*PHOTO_CLASSES, "pizza", "clock")  # no photo has the last two
-    categories = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"categories": categories}))
-    evaluated = {}
-    for split in ("val", "val_absent"):
-        source = open_source(f"compose:{path}", split, count=3, size=96)
-        entries = []
-        for sample in map(source.__getitem__, range(3)):
-            by_id = {i.id: i for i in sample.instances}
-            for query in sample.queries:
-                mask = np.full(sample.image.shape[:2], not knows)
-                for number in query.instance_ids if knows else ():
-                    target = by_id[number]
-                    mask |= target.complete if query.mask_type == "amodal" else target.modal
-                entry = {"query_id": query.id, "segmentation": masks.encode(mask), "score": 1.0}
-                entries.append(entry | {"fused": True})
-        (tmp_path / "p.json").write_text(json.dumps(entries))
-        evaluated[split] = source, score_predictions(tmp_path / "p.json", source)
-    report = make_report(evaluated, source="compose", predictions="p.json")
-
-    val, absent = report["splits"]["val"], report["splits"]["val_absent"]
-    assert val["variants"]["gres"]["target_accuracy"] == 1
-    assert val["variants"]["gres"]["no_target_accuracy"] is None
-    assert (
-        (val["predicted_iou"]["error"] < 1e-5) if knows else (val["predicted_iou"]["error"] > 0.5)
-    )
-    assert absent["all"]["queries"] > 3 and absent["all"]["giou"] == float(knows)
-    assert absent["variants"]["gres"]["target_accuracy"] is None
-    assert absent["variants"]["gres"]["no_target_accuracy"] == float(knows)
-    assert absent["predicted_iou"] == {"error": None, "curve": []}
-    assert "Is it there, and how good is the mask?" in report_markdown(report)
 
 
 def test_a_system_that_decides_nothing_has_no_table_of_decisions(dataset, tmp_path):
