@@ -3,6 +3,7 @@
 In Python, `r2sm_jax.decide(["..."])` does the same.
 """
 
+import csv
 import json
 import sys
 import warnings
@@ -21,7 +22,7 @@ if __name__ == "__main__":
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decider import load_decider
 from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query
-from r2sm_jax.inference.query_lines import read_sentences
+from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
 
 _decide = r2sm_jax.decide
 
@@ -38,8 +39,8 @@ sys.modules[__name__].__class__ = _CallableModule
 
 
 def collect_sentences(args: DecideConfig) -> list[str]:
-    """The sentences of the command line, then those of the file. Raises InputError if there is
-    none, or one has no words."""
+    """Returns the sentences of the command line, then those of the file. Raises InputError if there
+    is none, or one has no words."""
     for sentence in args.sentences:
         check_query(sentence)
     sentences = list(args.sentences)
@@ -52,8 +53,32 @@ def collect_sentences(args: DecideConfig) -> list[str]:
     return sentences
 
 
+def read_sentences(path: Path) -> list[str]:
+    """Reads a text file with one sentence a line, or the column `text` of a .tsv or .csv.
+
+    Raises InputError, which names the line, if one is no sentence, and for an empty file.
+    """
+    lines = list(read_query_lines(path))
+    if path.suffix in (".tsv", ".csv"):
+        # As `evaluate --sentences` reads labelled sentences: no quotes around what tabs separate.
+        rows = [line for _, line in lines if not line.startswith("#")]
+        if path.suffix == ".tsv":
+            table = csv.DictReader(rows, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            table = csv.DictReader(rows)
+        if "text" not in (table.fieldnames or ()):
+            raise InputError(f"{path}: it has no column `text`; give one sentence a line as .txt")
+        lines = []
+        for number, row in enumerate(table, start=1):
+            lines.append((f"{path}: row {number}", row["text"] or ""))
+    sentences = [read_sentence(where, line) for where, line in lines]
+    if not sentences:
+        raise InputError(f"{path}: the file is empty; write one sentence a line")
+    return sentences
+
+
 def describe(sentence: str, decision: Decision) -> str:
-    """A line with type, probability of amodal, whether it is undecided, and the sentence."""
+    """Writes a line with type, probability of amodal, whether it is undecided, and the sentence."""
     undecided = "undecided" if decision.undecided else ""
     return f"{decision.mask_type:<8}{decision.amodal_probability:<8.3f}{undecided:<11}{sentence}"
 

@@ -116,7 +116,7 @@ class DecideConfig:
     sentences: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Such as "the red mug" "the whole red mug, hidden parts included"."""
     file: str | None = None
-    """Text file with one sentence a line."""
+    """Text file with one sentence a line, or the column `text` of a .tsv or .csv."""
     model: str = "photos-small"
     """Released model, run folder, such as runs/latest, export, or hf:owner/name of an export on the
     hub. Its head must read the words alone (docs/heads.md)."""

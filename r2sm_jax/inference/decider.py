@@ -1,12 +1,12 @@
 """The decision alone: which mask sentences ask for, without an image.
 
-Of an export only the mask-type head, the calibration and the language model are read, and BERT and
-the heads are computed in NumPy (models/numpy_text.py). No part of the image model is built.
+Of a model only the mask-type head, the calibration and the language model are read. BERT and most
+heads are computed in NumPy (models/numpy_text.py), so that nothing waits for JAX.
 """
 
 import warnings
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,13 +18,7 @@ from r2sm_jax.config import LEARNED_HEADS, ModelConfig, TextConfig
 from r2sm_jax.data.language_model import check_language_model, identify
 from r2sm_jax.data.tokenizer import QueryTokenizer, pad_ids
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.decision import (
-    Decision,
-    TruncatedQuery,
-    check_abstain,
-    check_query,
-    decide,
-)
+from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query, decide
 from r2sm_jax.inference.export_folder import (
     CONFIG,
     LANGUAGE_MODEL,
@@ -40,10 +34,12 @@ from r2sm_jax.query import REFERENCES
 
 BATCH_SENTENCES = 8
 """Sentences that are computed at once, of similar length, so that little padding is computed. More
-are no faster: matrix products have rows enough, and what is between them no longer fits the cache.
-"""
+are no faster: what is between matrix products no longer fits the cache."""
 HEAD = "head."
 """How the names of the head's weights begin."""
+
+Head = Callable[[Float[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]], Float[np.ndarray, " k"]]
+"""Token states, and which tokens are real -> logits."""
 
 
 @runtime_checkable
@@ -60,11 +56,10 @@ class SentenceStates(Protocol):
 
 
 class BertStates:
-    """The token states of sentences by a BERT in NumPy."""
+    """Computes the token states of sentences by a BERT in NumPy."""
 
     def __init__(self, folder: Path, text: TextConfig, tokenizer_sha256: str | None):
         """Opens a model folder. Raises InputError if it cannot be read."""
-        self.folder = folder
         self.layers = text.layers
         self.max_tokens = text.max_tokens
         self.bert = NumpyBert(folder)
@@ -74,41 +69,36 @@ class BertStates:
             max_tokens=text.max_tokens,
             expected_sha256=tokenizer_sha256,
         )
-
-    def cut_off(self, sentence: str) -> str:
-        """The words at the end of a sentence that are beyond the limit."""
-        return self.tokenizer.cut_off(sentence)
+        self.cut_off = self.tokenizer.cut_off
 
     def __call__(
         self, sentences: Sequence[str]
     ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
-        """Returns the states of sentences, and which tokens are real. They are padded to the
-        longest."""
+        """Returns the states of sentences, padded to the longest, and which tokens are real."""
         token_ids = self.tokenizer(sentences)
         ids, mask = pad_ids(token_ids, len(token_ids), max(map(len, token_ids)))
         return self.bert(ids, mask, self.layers), mask
 
 
 class Decider:
-    """Decides which mask sentences ask for: `decisions = decider(["...", ...])`."""
+    """Decides which mask sentences ask for: `decisions = decider(["...", ...])`.
+
+    Attributes:
+        name: That of the head: a learned one, or a rule that reads the sentence.
+        head: A learned head.
+        texts: The language model of a learned head.
+        temperature: Divides its logits.
+    """
 
     def __init__(
         self,
-        head: str,
-        weights: Params | None = None,
+        name: str,
+        head: Head | None = None,
         texts: SentenceStates | None = None,
         temperature: float = 1.0,
     ):
-        """Takes the parts of a segmenter that read sentences.
-
-        Args:
-            head: `ModelConfig.head`: a learned head, or a reference that reads the sentence.
-            weights: those of a learned head, in float32.
-            texts: the language model of a learned head.
-            temperature: divides its logits.
-        """
+        self.name = name
         self.head = head
-        self.weights = weights
         self.texts = texts
         self.temperature = temperature
 
@@ -127,29 +117,15 @@ class Decider:
         sentences = [sentences] if isinstance(sentences, str) else list(sentences)
         for sentence in sentences:
             check_query(sentence)
-        if self.texts is None:
-            logits = np.zeros(len(sentences))
-        else:
-            logits = self.logits(sentences)
-            self._warn_of_truncated(sentences)
+        logits = self.logits(sentences) if self.texts else np.zeros(len(sentences))
         decisions = []
         for sentence, logit in zip(sentences, logits, strict=True):
-            decisions.append(decide(self.head, sentence, float(logit), abstain=abstain))
+            decisions.append(decide(self.name, sentence, float(logit), abstain=abstain))
         return decisions
 
     def logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
         """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
-        assert self.texts is not None and self.weights is not None
-        logits = np.zeros(len(sentences), np.float32)
-        order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
-        for start in range(0, len(order), BATCH_SENTENCES):
-            rows = order[start : start + BATCH_SENTENCES]
-            states, mask = self.texts([sentences[row] for row in rows])
-            logits[rows] = HEADS[self.head](self.weights, states.astype(np.float32), mask)
-        return logits / np.float32(self.temperature)
-
-    def _warn_of_truncated(self, sentences: Sequence[str]) -> None:
-        assert self.texts is not None
+        assert self.texts is not None and self.head is not None
         for sentence in dict.fromkeys(sentences):
             unread = self.texts.cut_off(sentence)
             if unread:
@@ -159,12 +135,29 @@ class Decider:
                     TruncatedQuery,
                     stacklevel=3,
                 )
+        logits = np.zeros(len(sentences), np.float32)
+        order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
+        for start in range(0, len(order), BATCH_SENTENCES):
+            rows = order[start : start + BATCH_SENTENCES]
+            states, mask = self.texts([sentences[row] for row in rows])
+            logits[rows] = self.head(states.astype(np.float32), mask)
+        return logits / np.float32(self.temperature)
+
+
+def cached_decider(name: str) -> Decider:
+    """Loads a `Decider` once, and again when its files change. Raises InputError as
+    `load_decider`."""
+    # A link such as runs/latest may lead elsewhere tomorrow, and training renews a run.
+    folder = find_folder(name).resolve()
+    files = [folder / file for file in (CONFIG, WEIGHTS, "checkpoints")]
+    changed = tuple(file.stat().st_mtime_ns for file in files if file.exists())
+    return _cached_decider(folder, changed)
 
 
 @lru_cache(maxsize=4)
-def cached_decider(name: str) -> Decider:
-    """A `Decider` that is loaded once. Raises InputError as `load_decider`."""
-    return load_decider(name)
+def _cached_decider(folder: Path, changed: tuple[int, ...]) -> Decider:
+    """Loads a `Decider`. `changed`: when its files did."""
+    return load_decider(folder)
 
 
 def load_decider(name: str | Path, *, checkpoint: str = "best") -> Decider:
@@ -187,17 +180,16 @@ def load_decider(name: str | Path, *, checkpoint: str = "best") -> Decider:
     check_version(folder)
     stored = read_export_config(folder)
     config = from_json(ModelConfig, stored["config"]["model"], str(folder / CONFIG))
-    check_head(config.head, str(name))
-    if config.head in REFERENCES:
+    if not has_learned_head(config, name):
         return Decider(config.head)
-
     language_model = stored["language_model"]
     text_name = str(folder / LANGUAGE_MODEL) if language_model["embedded"] else config.text.name
     texts = open_states(config.text, text_name, language_model, "this export")
     weights = {}
     for key, value in read_tensors(folder / WEIGHTS, HEAD).items():
         weights[key.removeprefix(HEAD)] = value.astype(np.float32)
-    return Decider(config.head, weights, texts, stored["calibration"]["type_temperature"])
+    head = open_head(config, weights)
+    return Decider(config.head, head, texts, stored["calibration"]["type_temperature"])
 
 
 def _decider_of_run(folder: Path, checkpoint: str) -> Decider:
@@ -208,18 +200,57 @@ def _decider_of_run(folder: Path, checkpoint: str) -> Decider:
     from r2sm_jax.training.run_folder import read_config, read_inputs
 
     config = read_config(folder).model
-    check_head(config.head, str(folder))
-    if config.head in REFERENCES:
+    if not has_learned_head(config, folder):
         return Decider(config.head)
     stored = restore_weights(folder, checkpoint=checkpoint)
-    inputs = read_inputs(folder)
-    language_model = inputs.get("language_model", {})
-    text = config.text
-    texts = open_states(text, text.name, language_model, f"the run {folder}")
+    language_model = read_inputs(folder).get("language_model", {})
+    texts = open_states(config.text, config.text.name, language_model, f"the run {folder}")
     weights = {}
     for key, value in flat_weights(stored.params["head"]).items():
         weights[key] = np.asarray(value, np.float32)
-    return Decider(config.head, weights, texts, float(stored.calibration.type_temperature))
+    head = open_head(config, weights)
+    return Decider(config.head, head, texts, float(stored.calibration.type_temperature))
+
+
+def has_learned_head(config: ModelConfig, name: str | Path) -> bool:
+    """Whether a head is learned, and no rule that reads the sentence. Raises InputError for one
+    that cannot decide by the words alone.
+
+    Args:
+        name: that of the run or the export, for messages.
+    """
+    is_rule = config.head in REFERENCES and config.head != "oracle"
+    if not is_rule and config.head not in LEARNED_HEADS:
+        raise InputError(
+            f"{name}: its mask-type head, {config.head}, does not decide by the words alone; give "
+            f"a model whose head is one of {', '.join(LEARNED_HEADS)}"
+        )
+    return not is_rule
+
+
+def open_head(config: ModelConfig, weights: Params) -> Head:
+    """Builds the learned head of a model: in NumPy where it is known there, else in JAX.
+
+    Args:
+        weights: in float32, by their names in the head.
+    """
+    if config.head in HEADS:
+        return partial(HEADS[config.head], weights)
+
+    # Imported here, since they load JAX.
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from r2sm_jax.models.mask_type_heads import LEARNED
+
+    text = config.text
+    model = LEARNED[config.head](text.dim, len(text.layers), rngs=nnx.Rngs(0))
+    paths = nnx.to_flat_state(nnx.state(model))
+    state = [(path, leaf.replace(weights[".".join(map(str, path))])) for path, leaf in paths]
+    nnx.update(model, nnx.from_flat_state(state))
+    return lambda states, mask: np.asarray(
+        model(jnp.asarray(states)[None], jnp.asarray(mask)[None])[0]
+    )
 
 
 def open_states(text: TextConfig, name: str, trained: dict[str, Any], user: str) -> SentenceStates:
@@ -235,22 +266,3 @@ def open_states(text: TextConfig, name: str, trained: dict[str, Any], user: str)
     identity = identify(folder, weights_sha256(folder), texts.tokenizer.sha256)
     check_language_model(folder, identity, trained, user)
     return texts
-
-
-def check_head(head: str, name: str) -> None:
-    """Raises InputError for a head that cannot decide by the words of a sentence alone.
-
-    Args:
-        name: that of the run or the export, for messages.
-    """
-    if head in LEARNED_HEADS or (head in REFERENCES and head != "oracle"):
-        return
-    reasons = {
-        "decoder": "looks at the image, too; ask about an image with python -m r2sm_jax.predict",
-        "oracle": "is told the truth and reads no sentence",
-        "none": "decides nothing",
-    }
-    raise InputError(
-        f"{name}: its mask-type head, {head}, {reasons[head]}; or give a model whose head is one "
-        f"of {', '.join(LEARNED_HEADS)}"
-    )

@@ -49,14 +49,3 @@ def read_sentence(where: str, text: str) -> str:
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return text
-
-
-def read_sentences(path: Path) -> list[str]:
-    """Reads a text file with one sentence a line.
-
-    Raises InputError, which names the line, if one is no sentence, and for an empty file.
-    """
-    sentences = [read_sentence(where, line) for where, line in read_query_lines(path)]
-    if not sentences:
-        raise InputError(f"{path}: the file is empty; write one sentence a line")
-    return sentences

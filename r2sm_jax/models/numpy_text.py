@@ -2,6 +2,7 @@
 
 JAX takes a second to import and another one to compile a model for each length of sentences; this
 needs neither. `text_encoder.py` and `mask_type_heads.py` define, and train, what is computed here.
+Heads that are not here are computed by JAX (inference/decider.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +19,8 @@ Params = Mapping[str, np.ndarray]
 
 MASKED = -1e9
 """The attention score of a token that must not be seen."""
-FEW_ROWS = 32
-BLOCK_COLUMNS = 64
-"""Up to so many rows are multiplied by blocks of so many columns: 1.3 to 2.5 times as fast."""
-GELU_BLOCK = 16384
-"""Numbers whose GELU is computed at once. What they need fits the cache of a processor core."""
-TRANSFORMER_HEADS = {"attention": 4, "layers": 2}
-"""Attention heads of `TransformerHead` in each mask-type head."""
+ATTENTION_HEADS = 4
+"""Of `TransformerHead`."""
 
 
 def reads_bert(folder: Path) -> bool:
@@ -74,16 +70,13 @@ class NumpyBert:
         return np.stack([states[layer] for layer in layers], axis=2).astype(np.float16)
 
     def _apply(
-        self,
-        block: Params,
-        x: Float[np.ndarray, "b t e"],
-        mask: Bool[np.ndarray, "b t"],
+        self, block: Params, x: Float[np.ndarray, "b t e"], mask: Bool[np.ndarray, "b t"]
     ) -> Float[np.ndarray, "b t e"]:
+        """Applies a transformer block, which norms after each residual."""
         attended = self_attention(linear(block, "qkv", x), mask, self._heads)
         x = x + linear(block, "out", attended)
         x = layer_norm(x, block["norm1.scale"], block["norm1.bias"], self._epsilon)
-        hidden = gelu(linear(block, "up", x))
-        x = x + linear(block, "down", hidden)
+        x = x + linear(block, "down", gelu(linear(block, "up", x)))
         return layer_norm(x, block["norm2.scale"], block["norm2.bias"], self._epsilon)
 
 
@@ -120,26 +113,8 @@ def _published_block(tensors: Params, number: int) -> Params:
 
 
 def linear(params: Params, name: str, x: Float[np.ndarray, "... _in"]) -> np.ndarray:
-    """A dense layer."""
-    kernel = params[f"{name}.kernel"]
-    rows = multiply(x.reshape(-1, x.shape[-1]), kernel)
-    rows += params[f"{name}.bias"]
-    return rows.reshape(*x.shape[:-1], kernel.shape[-1])
-
-
-def multiply(
-    rows: Float[np.ndarray, "n i"], kernel: Float[np.ndarray, "i o"]
-) -> Float[np.ndarray, "n o"]:
-    """The product of two matrices, in blocks of the kernel's columns where there are few rows.
-
-    OpenBLAS copies a kernel before it multiplies, which takes longer than few rows take. Kernels
-    that are as small as one of these blocks it does not copy.
-    """
-    num_columns = kernel.shape[1]
-    if len(rows) > FEW_ROWS or num_columns % BLOCK_COLUMNS:
-        return rows @ kernel
-    blocks = kernel.reshape(len(kernel), -1, BLOCK_COLUMNS).swapaxes(0, 1)  # a view
-    return np.matmul(rows, blocks).swapaxes(0, 1).reshape(len(rows), num_columns)
+    """Computes a dense layer."""
+    return x @ params[f"{name}.kernel"] + params[f"{name}.bias"]
 
 
 def layer_norm(
@@ -148,19 +123,16 @@ def layer_norm(
     bias: Float[np.ndarray, " d"] | float,
     epsilon: float,
 ) -> Float[np.ndarray, "... d"]:
-    """Zero mean and unit variance over the channels, then `scale` and `bias`."""
+    """Scales to zero mean and unit variance over the channels, then by `scale` and `bias`."""
     x = x - x.mean(-1, keepdims=True)
-    variance = np.einsum("...d,...d->...", x, x)[..., None] / np.float32(x.shape[-1])
-    x /= np.sqrt(variance + np.float32(epsilon))
-    x *= scale
-    x += bias
-    return x
+    variance = np.square(x).mean(-1, keepdims=True)
+    return x / np.sqrt(variance + np.float32(epsilon)) * scale + bias
 
 
 def self_attention(
     qkv: Float[np.ndarray, "b t _d"], mask: Bool[np.ndarray, "b t"], heads: int
 ) -> Float[np.ndarray, "b t _e"]:
-    """Multi-head attention of projections that hold query, key and value side by side."""
+    """Computes multi-head attention of projections that hold query, key and value side by side."""
     b, t, dim = qkv.shape
     head_dim = dim // (3 * heads)
     query, key, value = qkv.reshape(b, t, 3, heads, head_dim).transpose(2, 0, 3, 1, 4)
@@ -171,60 +143,34 @@ def self_attention(
 
 
 def softmax(scores: Float[np.ndarray, "... n"]) -> Float[np.ndarray, "... n"]:
-    """Softmax over the last axis."""
+    """Computes the softmax over the last axis."""
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def gelu(x: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
-    """The exact GELU: x times the normal distribution function."""
-    flat = x.reshape(-1)
-    out = np.maximum(flat, 0)
-    for start in range(0, len(flat), GELU_BLOCK):
-        out[start : start + GELU_BLOCK] -= _gelu_tail(flat[start : start + GELU_BLOCK])
-    return out.reshape(x.shape)
+    """Computes the exact GELU: x times the normal distribution function.
 
-
-def _gelu_tail(x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """How far GELU is below max(x, 0): |x| (1 - erf(|x| / sqrt 2)) / 2.
-
-    The error function is that of Abramowitz and Stegun, 7.1.26, which is right to 1.5e-7: SciPy's
-    takes a quarter of the time of the whole model. Arrays are changed in place, since new ones
-    would take longer than the arithmetic.
+    The error function is that of Abramowitz and Stegun, 7.1.26, which is right to 1.5e-7: importing
+    SciPy's takes as long as reading the model.
     """
     magnitude = np.abs(x)
-    z = magnitude * np.float32(0.5**0.5)
-    t = z * np.float32(0.3275911)
-    t += 1
-    np.reciprocal(t, out=t)
-    tail = t * np.float32(1.061405429)
+    t = 1 / (1 + 0.3275911 * 0.5**0.5 * magnitude)
+    polynomial = 1.061405429 * t
     for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        tail += np.float32(coefficient)
-        tail *= t
-    z *= z
-    np.negative(z, out=z)
-    tail *= np.exp(z, out=z)
-    tail *= magnitude
-    tail *= np.float32(0.5)
-    return tail
+        polynomial = (polynomial + coefficient) * t
+    # How far it is below max(x, 0): |x| (1 - erf(|x| / sqrt 2)) / 2.
+    tail = polynomial * np.exp(-0.5 * np.square(x)) * magnitude / 2
+    return np.maximum(x, 0) - tail
 
 
 def gelu_tanh(x: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
-    """GELU by a hyperbolic tangent."""
-    inner = x * x * np.float32(0.044715)
-    inner += 1
-    inner *= x
-    inner *= np.float32((2 / np.pi) ** 0.5)
-    np.tanh(inner, out=inner)
-    inner += 1
-    inner *= x
-    inner *= np.float32(0.5)
-    return inner
+    """Computes GELU by a hyperbolic tangent."""
+    return x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x))) / 2
 
 
 def mlp(params: Params, name: str, x: Float[np.ndarray, "... _in"]) -> np.ndarray:
-    """`layers.MLP`: two dense layers with a GELU between them."""
+    """Computes `layers.MLP`: two dense layers with a GELU between them."""
     return linear(params, f"{name}.layers.1", gelu_tanh(linear(params, f"{name}.layers.0", x)))
 
 
@@ -234,7 +180,7 @@ def mlp(params: Params, name: str, x: Float[np.ndarray, "... _in"]) -> np.ndarra
 def linear_head(
     params: Params, states: Float[np.ndarray, "b t l e"], mask: Bool[np.ndarray, "b t"]
 ) -> Float[np.ndarray, " b"]:
-    """`LinearHead`."""
+    """Computes `LinearHead`."""
     pooled = mean_pool(states[:, :, -1], mask)
     return linear(params, "out", layer_norm(pooled, 1.0, 0.0, 1e-6))[:, 0]
 
@@ -242,7 +188,7 @@ def linear_head(
 def mlp_head(
     params: Params, states: Float[np.ndarray, "b t l e"], mask: Bool[np.ndarray, "b t"]
 ) -> Float[np.ndarray, " b"]:
-    """`MLPHead`."""
+    """Computes `MLPHead`."""
     pooled = mean_pool(states.reshape(*mask.shape, -1), mask)
     return mlp(params, "mlp", pooled)[:, 0]
 
@@ -250,51 +196,42 @@ def mlp_head(
 def attention_head(
     params: Params, states: Float[np.ndarray, "b t l e"], mask: Bool[np.ndarray, "b t"]
 ) -> Float[np.ndarray, " b"]:
-    """`AttentionHead`."""
+    """Computes `AttentionHead`: the mean of its `TransformerHead`s."""
     num_members = len({name.split(".")[1] for name in params})
-    heads = TRANSFORMER_HEADS["attention"]
     members = []
     for number in range(num_members):
-        members.append(transformer_head(params, f"members.{number}.", states, mask, heads))
+        prefix = f"members.{number}."
+        member = {
+            name.removeprefix(prefix): value
+            for name, value in params.items()
+            if name.startswith(prefix)
+        }
+        members.append(transformer_head(member, states, mask))
     return np.mean(members, axis=0)
 
 
-def layers_head(
+def transformer_head(
     params: Params, states: Float[np.ndarray, "b t l e"], mask: Bool[np.ndarray, "b t"]
 ) -> Float[np.ndarray, " b"]:
-    """`LayersHead`."""
-    shares = softmax(params["mix"])
-    scales = shares / np.sqrt(np.square(states).mean(-1) + np.float32(1e-6))
-    mixed = (states * scales[..., None]).sum(-2, keepdims=True)
-    return transformer_head(params, "transformer.", mixed, mask, TRANSFORMER_HEADS["layers"])
-
-
-def transformer_head(
-    params: Params,
-    prefix: str,
-    states: Float[np.ndarray, "b t l e"],
-    mask: Bool[np.ndarray, "b t"],
-    heads: int,
-) -> Float[np.ndarray, " b"]:
-    """`TransformerHead`, whose weights begin with `prefix`."""
+    """Computes `TransformerHead`."""
 
     def norm(name: str, x: np.ndarray) -> np.ndarray:
-        return layer_norm(x, params[f"{prefix}{name}.scale"], params[f"{prefix}{name}.bias"], 1e-5)
+        return layer_norm(x, params[f"{name}.scale"], params[f"{name}.bias"], 1e-5)
 
-    x = linear(params, f"{prefix}down", states.reshape(*mask.shape, -1))
-    qkv = linear(params, f"{prefix}qkv", norm("norm1", x))
-    x = x + linear(params, f"{prefix}attention_out", self_attention(qkv, mask, heads))
-    x = norm("norm3", x + mlp(params, f"{prefix}mlp", norm("norm2", x)))
-    scores = linear(params, f"{prefix}pool", x)[..., 0]
+    x = linear(params, "down", states.reshape(*mask.shape, -1))
+    attended = self_attention(linear(params, "qkv", norm("norm1", x)), mask, ATTENTION_HEADS)
+    x = x + linear(params, "attention_out", attended)
+    x = norm("norm3", x + mlp(params, "mlp", norm("norm2", x)))
+    scores = linear(params, "pool", x)[..., 0]
     weights = softmax(np.where(mask, scores, np.float32(MASKED)))
     pooled = (weights[..., None] * x).sum(1)
-    return linear(params, f"{prefix}out", pooled)[:, 0]
+    return linear(params, "out", pooled)[:, 0]
 
 
 def mean_pool(
     states: Float[np.ndarray, "b t e"], mask: Bool[np.ndarray, "b t"]
 ) -> Float[np.ndarray, "b e"]:
-    """Mean of the states of real tokens."""
+    """Averages the states of real tokens."""
     weights = mask[..., None].astype(np.float32)
     return (states * weights).sum(1) / np.maximum(weights.sum(1), 1)
 
@@ -302,7 +239,6 @@ def mean_pool(
 HEADS: dict[str, Callable[[Params, np.ndarray, np.ndarray], np.ndarray]] = {
     "linear": linear_head,
     "mlp": mlp_head,
-    "layers": layers_head,
     "attention": attention_head,
 }
 """Heads that decide from the words alone: (weights, states [b t l e], mask [b t]) -> logits [b]."""
