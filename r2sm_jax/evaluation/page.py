@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.images import data_url
-from r2sm_jax.data.sheet import GROUND, Panel, draw_panel, prediction_row
+from r2sm_jax.data.sheet import BLANK, Panel, paint
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import QUERIES_FILE, write_queries
 from r2sm_jax.evaluation.report import Evaluated
@@ -125,9 +125,8 @@ def code_to_html(text: str) -> str:
 
 
 def picture_url(panel: Panel) -> str:
-    """Draws the image and masks of a panel, as a data URL."""
-    ratio = PICTURE_SIZE / max(panel.image.shape[:2])
-    return data_url(draw_panel(panel, ratio), "WEBP", quality=82)
+    """The picture of a panel as a data URL."""
+    return data_url(panel.picture, "WEBP", quality=82)
 
 
 # Examples of answers
@@ -187,23 +186,38 @@ def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Pa
     """
     rows = []
     for result in results:
-        modal, amodal = map(masks.decode, result.truth.masks)
-        predicted_modal, predicted_amodal = map(masks.decode, result.predicted_masks)
+        truth = [masks.decode(rle) for rle in result.truth.masks]
+        predicted = [masks.decode(rle) for rle in result.predicted_masks]
         try:
             image = source[result.truth.index].image
         except InputError:
-            image = np.full((*modal.shape, 3), GROUND, np.uint8)
-        row = prediction_row(
-            image,
-            result.query.text,
-            result.mask_type,
-            (modal, amodal & ~modal),
-            result.predicted_type,
-            result.amodal_probability,
-            (predicted_modal, predicted_amodal & ~predicted_modal),
+            image = np.full((*truth[0].shape, 3), BLANK, np.uint8)
+        ratio = PICTURE_SIZE / max(image.shape[:2])
+        nothing = np.zeros_like(truth[0])
+        rows.append(
+            [
+                Panel(paint(image, nothing, nothing, None, ratio), result.query.text),
+                Panel(
+                    paint(image, *truth, result.mask_type, ratio), f"{result.mask_type} asked for"
+                ),
+                Panel(paint(image, *predicted, result.predicted_type, ratio), describe(result)),
+            ]
         )
-        rows.append(row)
     return rows
+
+
+def describe(result: QueryResult) -> str:
+    """The mask type of an answer, with its probability if it has one, and the IoU of its mask."""
+    intersection, union = result.overlap[:2]
+    iou = f"IoU {intersection / union if union else 1.0:.2f}"
+    if result.predicted_type is None:
+        return iou
+    verdict = "right" if result.predicted_type == result.mask_type else "wrong"
+    probability = result.amodal_probability
+    if probability is None:
+        return f"{result.predicted_type} ({verdict}), {iou}"
+    probability = probability if result.predicted_type == "amodal" else 1 - probability
+    return f"{result.predicted_type} with probability {probability:.2f} ({verdict}), {iou}"
 
 
 # Charts

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
-from math import ceil, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,12 +172,11 @@ class Prediction:
 
         Args:
             image: the one that was predicted.
-            max_pixels: a larger image is drawn smaller, by a whole number; None: never.
+            max_pixels: a larger image is drawn smaller; None: never.
 
         Raises InputError if the image has another size than the masks.
         """
-        # Imported here: it loads matplotlib's fonts, which predicting does not need.
-        from r2sm_jax.data.sheet import overlay, shrink
+        from r2sm_jax.data.sheet import paint
 
         array = open_image(image)
         height, width = self.modal.shape
@@ -186,13 +185,8 @@ class Prediction:
                 f"the image is {array.shape[1]} x {array.shape[0]}, the masks are {width} x "
                 f"{height} pixels; give the image that was predicted"
             )
-        step = 1
-        if max_pixels is not None and height * width > max_pixels:
-            step = ceil(sqrt(height * width / max_pixels))
-            array = shrink(array, step)
-        visible = self.modal[::step, ::step]
-        occluded = self.occluded[::step, ::step]
-        return overlay(array, visible, occluded, self.mask_type or "modal")
+        ratio = 1.0 if max_pixels is None else min(1.0, sqrt(max_pixels / (height * width)))
+        return paint(array, self.modal, self.amodal, self.mask_type or "modal", ratio)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""

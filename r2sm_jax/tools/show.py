@@ -1,13 +1,12 @@
 """`data show`: a sheet of samples, with queries and the masks that they ask for."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample
-from r2sm_jax.data.sheet import Panel, save_sheet
+from r2sm_jax.data.dataset import Sample
+from r2sm_jax.data.sheet import CELL, Panel, paint, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.synthetic.sources import open_source
 
@@ -27,7 +26,7 @@ def show(
     """Draws a sheet of samples: images, queries, and the masks that they ask for.
 
     Args:
-        data: What to show: scenes, crowds, compose:FILE, cutouts:DIR, json:FILE or json:FOLDER.
+        data: What to show: scenes, compose:FILE, cutouts:DIR, json:FILE or json:FOLDER.
         out: The PNG file to write.
         split: The split to choose samples from.
         count: How many images to show, one in a row.
@@ -59,10 +58,8 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
 
     Queries are chosen at random, but both mask types are shown if the sample has both.
     """
-    areas = [instance.convert(masks.area) for instance in sample.instances if not instance.ignore]
-    num_occluded = sum(area.complete > area.modal for area in areas)
-    caption = f"{sample.file_name}\n{len(areas)} instances, {num_occluded} occluded"
-    row = [Panel(sample.image, caption=caption)]
+    num_instances = sum(not instance.ignore for instance in sample.instances)
+    row = [Panel(sample.image, f"{sample.file_name}\n{num_instances} instances")]
 
     # The first query of each mask type comes first, so that it is not cut off by the number.
     order = np.random.default_rng(seed).permutation(len(sample.queries)).tolist()
@@ -70,39 +67,15 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
     indices = list(dict.fromkeys([*first_of_type.values(), *order]))[:queries]
     by_id = {instance.id: instance for instance in sample.instances}
     shape = sample.image.shape[:2]
+    ratio = CELL / max(shape)
     for index in sorted(indices):
         query = sample.queries[index]
         targets = [by_id[number] for number in query.instance_ids]
         visible = masks.union((target.modal for target in targets), shape)
         complete = masks.union((target.complete for target in targets), shape)
-        row.append(
-            Panel(
-                sample.image,
-                query.text,
-                _target_caption(targets),
-                visible,
-                complete & ~visible,
-                query.mask_type,
-            )
-        )
+        names = ", ".join(sorted({target.category for target in targets})) or "no target"
+        unknown = ", amodal mask unknown" if any(t.amodal is None for t in targets) else ""
+        share = masks.occlude_rate(visible, complete)
+        text = f"{query.text}\n{query.mask_type}: {names}, {share:.0%} hidden{unknown}"
+        row.append(Panel(paint(sample.image, visible, complete, query.mask_type, ratio), text))
     return row
-
-
-def _target_caption(targets: Sequence[Instance]) -> str:
-    """The classes of a query's targets, and how much of them is hidden."""
-    if not targets:
-        return "no target"
-    areas = [target.convert(masks.area) for target in targets]
-    occlusion = max((area.complete - area.modal) / max(1, area.complete) for area in areas)
-    if any(target.amodal is None for target in targets):
-        share = "amodal mask unknown"
-    elif not occlusion:
-        share = "fully visible"
-    else:
-        share = f"{100 * occlusion:.0f} % occluded"
-        if len(targets) > 1:
-            share = f"up to {share}"
-    names = ", ".join(sorted({target.category for target in targets}))
-    if len(targets) == 1:
-        return f"{names} · {share}"
-    return f"{len(targets)} instances · {names} · {share}"
