@@ -139,7 +139,7 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
     assert fitted.mask_shift == pytest.approx(0.4)
     # Without the halo masks are right, and the predicted IoUs say so.
     calibrated = halo.updated(calibration=fitted)
-    (prediction,) = calibrated.predict_batch([image], [["the mug"]])[0]
+    ((prediction,),) = calibrated.predict_batches([image], [["the mug"]])
     assert prediction.score > 0.9
     assert MIN_TEMPERATURE <= fitted.type_temperature <= MAX_TEMPERATURE
 

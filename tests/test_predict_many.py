@@ -87,8 +87,9 @@ def fused(out: Path) -> list[dict]:
 
 def figures_of_files(report: dict) -> dict:
     """The figures of a split without those that need the mask of the type that was not decided
-    for, or the instances that are absent: average precision and recall rank those as well."""
-    figures = {name: report[name] for name in ("mask_type", "variants", "breakdowns")}
+    for, or the instances that are absent: average precision, recall and MUSE rank those as well."""
+    figures = {name: report[name] for name in ("mask_type", "breakdowns")}
+    figures["variants"] = {k: v for k, v in report["variants"].items() if k != "muse"}
     for name in ("all", "modal", "amodal"):
         figures[name] = {
             k: v
