@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
 from tiny_models import WIDTH
 
@@ -80,7 +80,7 @@ def test_minilm_is_looked_for_in_both_caches_then_on_the_hub_then_as_a_wheel(
 @pytest.mark.parametrize(
     ("name", "message", "tried"),
     [
-        ("hf:someone/bert", "not found on the hub", ["cache", "hub"]),
+        ("hf:someone/bert", r"not found on the hub \(LocalEntry", ["cache", "hub"]),
         ("models/mugs", "there is no such folder", []),  # perhaps mistyped
         ("a/b/c", "there is no such folder", []),
     ],
@@ -89,15 +89,6 @@ def test_names_that_are_nowhere(name, message, tried, lookups):
     with pytest.raises(InputError, match=f"{FLAG} {name}: {message}"):
         find(name)
     assert lookups == tried
-
-
-def test_a_proxy_that_refuses_is_one_sentence(lookups, monkeypatch):
-    def offline(*_, **__):
-        raise HTTPError("403 Forbidden")
-
-    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(InputError, match=r"hf:someone/bert: .* hub .*\(HTTPError"):
-        find("hf:someone/bert")
 
 
 def test_the_hub_gives_the_configuration_first_and_then_known_files_only(bert_copy, monkeypatch):

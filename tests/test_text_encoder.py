@@ -10,57 +10,26 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
-from tiny_models import WIDTH
 
 from r2sm_jax.config import MINILM
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import hub
-from r2sm_jax.models.hub import INDEX, weights_sha256
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.sources import open_source
 
 # Files.
 
 
-def rewrite(folder: Path, change) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
 def test_keys_with_a_prefix_and_those_that_are_not_token_states(bert_copy):
     before = nnx.to_flat_state(nnx.state(load_text_encoder(bert_copy)))
-
-    def change(tensors):
-        for key in list(tensors):
-            tensors[f"bert.{key}"] = tensors.pop(key)
-        tensors["bert.pooler.dense.weight"] = np.zeros((4, 4), np.float32)
-        tensors["bert.embeddings.position_ids"] = np.zeros((1, 8), np.int64)
-
-    rewrite(bert_copy, change)
+    file = bert_copy / "model.safetensors"
+    tensors = {f"bert.{key}": value for key, value in load_file(file).items()}
+    tensors["bert.pooler.dense.weight"] = np.zeros((4, 4), np.float32)
+    tensors["bert.embeddings.position_ids"] = np.zeros((1, 8), np.int64)
+    save_file(tensors, file)
     after = nnx.to_flat_state(nnx.state(load_text_encoder(bert_copy)))
     assert all((a == b).all() for a, b in zip(before.leaves, after.leaves, strict=True))
-
-
-def test_all_keys_and_shapes_that_do_not_fit_are_listed(bert_copy):
-    def change(tensors):
-        tensors["encoder.layer.0.attention.self.query.gain"] = np.ones(3, np.float32)
-        tensors["encoder.layer.7.output.dense.bias"] = np.ones(WIDTH, np.float32)
-        tensors["encoder.layer.1.output.dense.bias"] = np.ones(5, np.float32)
-        del tensors["embeddings.LayerNorm.bias"]
-
-    rewrite(bert_copy, change)
-    with pytest.raises(InputError) as caught:
-        load_text_encoder(bert_copy)
-    for part in (
-        "model.safetensors does not fit",
-        "unknown key encoder.layer.0.attention.self.query.gain",
-        "no place for key encoder.layer.7.output.dense.bias",
-        "encoder.layer.1.output.dense.bias has shape (5,), not (32,)",
-        "missing norm_before.bias",
-    ):
-        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -208,18 +177,6 @@ def test_output_layers_are_left_out(name, tmp_path, transformers):
     inner = model.base_model
     ids, mask = batch((9, 3), inner.config.pad_token_id or 0)
     assert largest_difference(inner, tmp_path, ids, mask) <= 1e-4
-
-
-def test_shards_give_the_same_states(tmp_path, transformers):
-    model = random_model(*MODELS["qwen3"])
-    model.save_pretrained(tmp_path / "one")
-    model.save_pretrained(tmp_path / "many", max_shard_size="60KB")
-    shards = set(json.loads((tmp_path / "many" / INDEX).read_text())["weight_map"].values())
-    assert len(shards) > 2 and not (tmp_path / "many" / "model.safetensors").exists()
-    ids, mask = batch((12, 5), 0)
-    one = our_states(tmp_path / "one", ids, mask)
-    np.testing.assert_array_equal(our_states(tmp_path / "many", ids, mask), one)
-    assert weights_sha256(tmp_path / "one") != weights_sha256(tmp_path / "many")
 
 
 @pytest.mark.parametrize(
