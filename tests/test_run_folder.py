@@ -21,8 +21,8 @@ from flax import nnx
 from tiny_models import write_bert
 
 from r2sm_jax.config import Config
-from r2sm_jax.data.language_model import check_language_model
 from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.tokenizer import check_language_model
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.run import load
 from r2sm_jax.train import main

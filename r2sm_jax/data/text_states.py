@@ -17,8 +17,13 @@ from flax import nnx
 from jaxtyping import Bool, Float16, Float32
 
 from r2sm_jax.config import MatmulPrecision, TextConfig
-from r2sm_jax.data.language_model import check_language_model, identify
-from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer, pad_ids
+from r2sm_jax.data.tokenizer import (
+    NO_TOKEN,
+    QueryTokenizer,
+    check_language_model,
+    identify,
+    pad_ids,
+)
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import find_model, weights_sha256
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision

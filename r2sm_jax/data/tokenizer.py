@@ -1,17 +1,21 @@
-"""From sentences to token ids: what of a sentence the language model reads, and where it is cut."""
+"""From sentences to token ids: what of a sentence the language model reads, and where it is cut.
+
+Also whether model and tokenizer are those of training. It loads no JAX.
+"""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 from tokenizers import Encoding, Tokenizer
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES
+from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES, describe
 
 POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """Polite words at the start of a sentence. They do not change what it asks for."""
@@ -150,15 +154,8 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # the many tokenizers raise all kinds of errors on a damaged file
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{folder}: its tokenizer cannot be read ({lines[0]})") from None
+        raise InputError(f"{folder}: its tokenizer cannot be read ({describe(error)})") from None
 
-    if not loaded.is_fast:
-        raise InputError(
-            f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add "
-            "the "
-            "file"
-        )
     tokenizer = loaded.backend_tokenizer
     _remove_limits(tokenizer)
     largest = max(tokenizer.get_vocab().values())
@@ -186,3 +183,38 @@ def pad_ids(
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = True
     return ids, mask
+
+
+# Identity
+
+
+def identify(folder: Path, sha256: str, tokenizer_sha256: str) -> dict[str, str | None]:
+    """Returns hashes of weights and tokenizer, and the revision of a model of the hub."""
+    is_snapshot = folder.parent.name == "snapshots"
+    return {
+        "revision": folder.name if is_snapshot else None,
+        "sha256": sha256,
+        "tokenizer_sha256": tokenizer_sha256,
+    }
+
+
+def check_language_model(
+    folder: Path, identity: Mapping[str, str | None], trained: Mapping[str, Any], user: str
+) -> None:
+    """Raises InputError if a language model or its tokenizer is another one than in training.
+
+    Args:
+        folder: that of the model, for messages.
+        identity: what `identify` says of it.
+        trained: the same in training, with its `name`; a hash that is missing is not compared.
+        user: the run or the export, for messages.
+    """
+    # Both count: another tokenizer gives other tokens to the same weights.
+    for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
+        if trained.get(key, identity[key]) == identity[key]:
+            continue
+        revision = f", revision {trained['revision']}" if trained.get("revision") else ""
+        raise InputError(
+            f"{folder}: its {part} sha256 {identity[key]}, but {user} needs {trained[key]}; "
+            f"get the {trained['name']} that it was trained with{revision}"
+        )

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float, Float16
 
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import LEARNED_HEADS, ModelConfig, TextConfig
-from r2sm_jax.data.language_model import check_language_model, identify
-from r2sm_jax.data.tokenizer import QueryTokenizer, pad_ids
+from r2sm_jax.data.tokenizer import QueryTokenizer, check_language_model, identify, pad_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query, decide
 from r2sm_jax.inference.export_folder import (

@@ -128,8 +128,6 @@ def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H 
     """An image that is normalised by ImageNet's mean and deviation, as one of the
     `NORMALISATION`s."""
     (from_mean, from_std), (mean, std) = (np.array(x) for x in (IMAGENET, NORMALISATION[family]))
-    if np.array_equal(from_mean, mean):
-        return image
     return image * jnp.asarray(from_std / std, image.dtype) + jnp.asarray(
         (from_mean - mean) / std, image.dtype
     )

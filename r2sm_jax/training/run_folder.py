@@ -23,8 +23,8 @@ from flax.traverse_util import flatten_dict
 
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import Config, DistributedConfig
-from r2sm_jax.data.language_model import check_language_model
 from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.tokenizer import check_language_model
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_dangling
 from r2sm_jax.models.matmul import choose_matmul_precision
 
