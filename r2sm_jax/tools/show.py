@@ -58,16 +58,18 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
 
     Queries are chosen at random, but both mask types are shown if the sample has both.
     """
+    shape = sample.image.shape[:2]
+    ratio = CELL / max(shape)
+    nothing = np.zeros(shape, bool)
     num_instances = sum(not instance.ignore for instance in sample.instances)
-    row = [Panel(sample.image, f"{sample.file_name}\n{num_instances} instances")]
+    text = f"{sample.file_name}\n{num_instances} instances"
+    row = [Panel(paint(sample.image, nothing, nothing, None, ratio), text)]
 
     # The first query of each mask type comes first, so that it is not cut off by the number.
     order = np.random.default_rng(seed).permutation(len(sample.queries)).tolist()
     first_of_type = {sample.queries[i].mask_type: i for i in reversed(order)}
     indices = list(dict.fromkeys([*first_of_type.values(), *order]))[:queries]
     by_id = {instance.id: instance for instance in sample.instances}
-    shape = sample.image.shape[:2]
-    ratio = CELL / max(shape)
     for index in sorted(indices):
         query = sample.queries[index]
         targets = [by_id[number] for number in query.instance_ids]
