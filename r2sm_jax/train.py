@@ -400,9 +400,7 @@ def train(config: Config) -> Path:
         # random.
         graphdef, params, constants = split_model(config.model, config.train.seed)
         print_parameters(params, constants, data.texts)
-        optimizer = make_optimizer(
-            config.optimizer, config.train.steps, config.train.matmul_precision
-        )
+        optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
         make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
         shapes = jax.eval_shape(make_state, params)
         checkpoints = Checkpoints(folder)

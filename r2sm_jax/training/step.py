@@ -201,6 +201,6 @@ def without_compiler_alarm() -> Iterator[None]:
 def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
     """Graph, training state and constants of a run as shapes; nothing is computed."""
     graphdef, params, constants = nnx.split(abstract_model(config.model), nnx.Param, ...)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
     make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
     return graphdef, jax.eval_shape(make_state, params), constants
