@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig, check_head
 from r2sm_jax.models import mask_type_heads as heads
-from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, freeze_published
+from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
     DecoderOutput,
@@ -193,24 +193,12 @@ class R2SM(nnx.Module):
         return self.decode(image_features, text, text_mask, calibration)
 
     def encode_image(
-        self,
-        image: UInt8[Array, "b H W 3"],
-        image_mask: Bool[Array, "b H W"],
-        cached: FrozenFeatures | None = None,
+        self, image: UInt8[Array, "b H W 3"], image_mask: Bool[Array, "b H W"]
     ) -> ImageFeatures:
-        """Once per image: tokens and pixel features. Parts that are `cached` are not computed
-        again."""
-        if cached is not None:
-            cached = jax.tree.map(lambda x: x.astype(self.config.dtype), cached)
-        features = self.vision(self._normalize(image, image_mask), cached)
+        """Computes tokens and pixel features, once per image."""
+        features = self.vision(self._normalize(image, image_mask))
         coarse, fine = self.pixel_decoder(features)
         return ImageFeatures(features.tokens, coarse, fine)
-
-    def frozen_features(
-        self, image: UInt8[Array, "b H W 3"], image_mask: Bool[Array, "b H W"]
-    ) -> FrozenFeatures:
-        """The part of `encode_image` that no training changes, for its argument `cached`."""
-        return self.vision.frozen_features(self._normalize(image, image_mask))
 
     def decode(
         self,
