@@ -64,14 +64,12 @@ def _forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, 
 def _backward(stride: int, operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, kernel = operands
     _, image_gradient = jax.vjp(lambda x: _sum_of_products(x, kernel, stride), x)
-    return *image_gradient(gradient), _kernel_gradient(x, gradient, len(kernel), stride)
 
-
-def _kernel_gradient(x: Array, gradient: Array, size: int, stride: int) -> Array:
-    """Adds up row by row: at once, XLA writes all products of the image to memory."""
+    # The gradient of the kernel is added up row by row: at once, XLA writes all products of the
+    # image to memory.
+    size = len(kernel)
     padded = _pad(x, size, stride)
-    _, rows, columns, channels = gradient.shape
-    last = (columns - 1) * stride + 1
+    last = (gradient.shape[2] - 1) * stride + 1
 
     def add_row(total: Array, row: Array) -> tuple[Array, None]:
         row_gradient = jax.lax.dynamic_index_in_dim(gradient, row, 1, keepdims=False)
@@ -80,10 +78,11 @@ def _kernel_gradient(x: Array, gradient: Array, size: int, stride: int) -> Array
         for i, j in np.ndindex(size, size):
             pixels = lines[:, i, j : j + last : stride]
             sums.append((pixels * row_gradient).sum((0, 1)))
-        return total + jnp.stack(sums), None
+        return total + jnp.stack(sums).reshape(kernel.shape), None
 
-    total, _ = jax.lax.scan(add_row, jnp.zeros((size * size, channels)), jnp.arange(rows))
-    return total.reshape(size, size, 1, channels)
+    rows = jnp.arange(gradient.shape[1])
+    kernel_gradient, _ = jax.lax.scan(add_row, jnp.zeros_like(kernel), rows)
+    return *image_gradient(gradient), kernel_gradient
 
 
 convolve_channels.defvjp(_forward, _backward)
