@@ -27,10 +27,8 @@ def depthwise_conv(
 
     Padding is "SAME" whatever is asked for; `options` say that channels are groups.
     """
-    out = convolve_channels(
-        x.astype(jnp.float32), kernel.astype(jnp.float32), stride=window_strides[0]
-    )
-    return out.astype(x.dtype)
+    out = convolve_channels(x.astype(jnp.float32), kernel.astype(jnp.float32), window_strides[0])
+    return jnp.asarray(out).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

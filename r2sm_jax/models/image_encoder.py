@@ -236,11 +236,12 @@ class VisionEncoder(nnx.Module):
     def _encode(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b h w d"], Skips]:
         """Computes stem, blocks and the first layer of the neck."""
         assert self.stem is not None
-        if self.efficientnet is None:
-            x, skips = self.stem(image)
-        else:
+        if isinstance(self.stem, PyramidStem):
+            assert self.efficientnet is not None
             levels = self.efficientnet(normalise(image, "efficientnet_lite"))
             x, skips = self.stem(levels[1:])
+        else:
+            x, skips = self.stem(image)
         x = x + self.positions[...].astype(x.dtype)
         for block in self.blocks:
             # Recomputing a block in the backward pass saves its activations.

@@ -1,6 +1,7 @@
 """The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, decay to zero,
 clipping."""
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -59,7 +60,7 @@ def make_optimizer(
         optax.add_decayed_weights(config.muon_weight_decay),
         optax.scale_by_learning_rate(rates(config.muon_learning_rate)),
     )
-    optimizers = {
+    optimizers: dict[Hashable, optax.GradientTransformation] = {
         "published": adamw(rates(config.pretrained_rate * config.learning_rate), weight_decay=0.0),
         "vector": adamw(rate, weight_decay=0.0),
         "matrix": matrices,
