@@ -22,6 +22,9 @@ The image encoder starts from SAM (`--model.vision.sam FOLDER`: a local copy);
 trained, by AdamW with a peak rate of 1e-4 that falls linearly to zero. A batch is 8 images with ten
 queries each, in 4 parts of 2 images.
 
+A decoder-only language model in place of MiniLM (no score is known): `--model.text.name
+hf:HuggingFaceTB/SmolLM2-135M --model.text.dim 576 --model.text.layers 10 20 30`.
+
 Memory, by XLA's analysis: 9.1 GB a device for a part of 2
 images. Cost: 3.7e12 FLOPs an image, 7.6e16 in all, 4.2 hours at 5e12 a second, a third of a V100's
 float32 peak (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`.

@@ -30,7 +30,7 @@ from r2sm_jax.evaluation.ablation import (
 )
 from r2sm_jax.evaluation.calibration import fit_temperature
 from r2sm_jax.evaluation.tables import print_markdown, to_markdown
-from r2sm_jax.inference.run import enable_compilation_cache
+from r2sm_jax.inference.load import enable_compilation_cache
 from r2sm_jax.query import Sentence
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import open_source

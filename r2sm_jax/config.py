@@ -10,6 +10,9 @@ from typing import Literal
 from r2sm_jax.errors import InputError
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+FORMAT_VERSION = 2
+"""Of the `config.json` of a run or an export; 2: compact exports may store differences from
+published weights (inference/load.py)."""
 MaskPair = Literal["mask2former", "lisa", "sam"]
 MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (models/matmul.py)."""
@@ -335,8 +338,8 @@ class LoopConfig:
     """Compute a batch in so many parts, to need the memory of one. The step is the same."""
     matmul_precision: MatmulPrecision = "auto"
     """Operands of matrix products in training, and in encoding its sentences. bfloat16 is for dense
-    layers. auto = bfloat16 on CPUs with AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on
-    accelerators."""
+    layers and Muon. auto = bfloat16 on CPUs with AMX or AVX512-BF16, float32 on other CPUs,
+    tensorfloat32 on accelerators."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
     ema: float = 0.0

@@ -88,7 +88,7 @@ def main() -> None:
     args = read_flags(DecideConfig)
     check_abstain(args.abstain)
     sentences = collect_sentences(args)
-    decider = load_decider(args.model, checkpoint=args.checkpoint)
+    decider = load_decider(args.model)
     with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as caught:
         decisions = decider(sentences, abstain=args.abstain)
     # Python's own format of warnings would show a line of code.

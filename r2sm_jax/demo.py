@@ -22,8 +22,8 @@ from PIL import Image, ImageDraw
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import read_file
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.load import enable_compilation_cache, load
 from r2sm_jax.inference.predictor import MASK_TYPE_CHOICES, EncodedImage, Predictor
-from r2sm_jax.inference.run import enable_compilation_cache, load
 
 TITLE = "Which mask do you mean?"
 INTRODUCTION = f"# {TITLE}\nThe words decide: the visible part of a thing, or its complete shape."
@@ -188,7 +188,7 @@ def main() -> None:
             import gradio as gr
         except ImportError:
             raise InputError("the page needs gradio; pip install 'r2sm_jax[demo]'") from None
-        predictor = load(args.run, checkpoint=args.checkpoint).predictor
+        predictor = load(args.run).predictor
         fonts = ["system-ui", "sans-serif"]  # gradio's own theme loads fonts from another host
         try:
             build(Page(predictor, Path(folder))).launch(

@@ -78,12 +78,13 @@ def write_figures(args: EvaluateConfig) -> None:
 def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
     """Evaluates a run or an export. Returns the report, its results, and where to write them."""
     from r2sm_jax.evaluation.evaluator import evaluate
-    from r2sm_jax.inference.run import enable_compilation_cache, load
+    from r2sm_jax.inference.load import enable_compilation_cache, load
+    from r2sm_jax.inference.model_folder import is_export
     from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
     assert args.run is not None
     enable_compilation_cache()
-    run = load(args.run, checkpoint=args.checkpoint)
+    run = load(args.run)
     data = run.config.data
     if args.data:
         data = DataConfig(source=args.data, seed=data.seed)
@@ -99,7 +100,6 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     }
     own_data = run.config.data.source
     is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(own_data))
-    is_best = args.checkpoint == "best"
     report, evaluated = evaluate(
         run.predictor,
         sources,
@@ -107,14 +107,14 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
         trained=run.config,
         source=data.source,
         step=run.step,
-        selected_on=run.config.train.select_on if is_best else None,
+        selected_on=run.config.train.select_on,
         trained_on=data.source if is_own else own_data,
     )
     check_results(data.source, evaluated)
     if args.out:
         return report, evaluated, Path(args.out)
     # A run's own report is replaced only by the same evaluation.
-    as_in_training = is_best and split == REPORTED and not args.samples and not run.is_export
+    as_in_training = split == REPORTED and not args.samples and not is_export(run.folder)
     return report, evaluated, Path(args.run) if as_in_training else None
 
 

@@ -11,19 +11,17 @@ if __name__ == "__main__":
 
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import load_completer, load_outliner
-from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
-from r2sm_jax.inference.exporter import add_parts, export
+from r2sm_jax.inference.export import add_parts, export
+from r2sm_jax.inference.load import load, load_part
+from r2sm_jax.inference.model_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.publish import check_can_push, push
-from r2sm_jax.inference.run import load
 from r2sm_jax.inference.verification import verify
 
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Raises InputError if the folder holds anything but an export that may be replaced."""
     has_config = (out / CONFIG).exists()
-    is_run = (out / "checkpoints").exists()
-    if out.is_file() or is_run or (has_config and not is_export(out)):
+    if out.is_file() or (has_config and not is_export(out)):
         raise InputError(
             f"{out}: this is a file, a run folder, or has another model's {CONFIG}; give another "
             "--out"
@@ -54,7 +52,6 @@ def check_keeps_form(args: ExportConfig) -> None:
     flags = {
         "--lm": args.lm != "embed",
         "--compact": args.compact,
-        "--checkpoint": args.checkpoint != "best",
         "--verify": args.verify,
     }
     for flag, is_given in flags.items():
@@ -88,8 +85,8 @@ def main() -> None:
 
 def write_export(args: ExportConfig, out: Path) -> None:
     """Writes the folder, and verifies it on request."""
-    completer = None if args.completer is None else load_completer(Path(args.completer))
-    outliner = None if args.outliner is None else load_outliner(Path(args.outliner))
+    completer = args.completer and load_part(args.completer, "completer")
+    outliner = args.outliner and load_part(args.outliner, "outliner")
     source = find_folder(args.run)
     if is_export(source):
         check_keeps_form(args)
@@ -101,7 +98,7 @@ def write_export(args: ExportConfig, out: Path) -> None:
         add_parts(source, out, completer=completer, outliner=outliner)
         print(f"wrote {out}: {args.run} with the given parts, {megabytes(out):.1f} MB")
         return
-    run = load(args.run, checkpoint=args.checkpoint)
+    run = load(args.run)
     check_references(args, run.config.model)
 
     export(

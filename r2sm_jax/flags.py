@@ -52,10 +52,8 @@ class EvaluateConfig:
     with the first."""
     out: str | None = None
     """Folder for report.json, report.md, report.html and queries.csv. Default: the run folder if
-    RUN is no export and --data, --samples, --split and --checkpoint are left out; else nothing is
+    RUN is no export and --data, --samples and --split are left out; else nothing is
     written."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,6 @@ class PredictConfig:
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: round what the segmenter's dense layers multiply; faster on CPUs with AMX or
     AVX512-BF16."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +120,6 @@ class DecideConfig:
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided."""
     json: bool = False
     """Print one JSON object for each sentence, and nothing else, on stdout."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +145,6 @@ class ExportConfig:
     outliner: str | None = None
     """Run folder of an outliner, which is put into the export, so that it reads boxes and
     clicks."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     push: str | None = None
     """Also upload the folder to owner/name on the Hugging Face hub, with the token of `hf auth
     login` or HF_TOKEN."""
@@ -194,8 +186,6 @@ class DemoConfig:
     """0 = any that is free."""
     max_upload_mb: int = 10
     """Largest file that may be uploaded."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 COMMANDS = {

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 from r2sm_jax.data.masks import read_file
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.decision import check_abstain
+from r2sm_jax.inference.load import enable_compilation_cache, load
 from r2sm_jax.inference.many import (
     PREDICTIONS,
     find_tasks,
@@ -32,7 +33,6 @@ from r2sm_jax.inference.many import (
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.prompts import clean, read_mask, read_requests
-from r2sm_jax.inference.run import enable_compilation_cache, load
 
 DEFAULT_OUT = Path("predictions")
 
@@ -131,7 +131,7 @@ def has_place(args: PredictConfig) -> bool:
 
 def load_predictor(args: PredictConfig) -> Predictor:
     """Opens the run or the export."""
-    run = load(args.run, checkpoint=args.checkpoint, matmul_precision=args.matmul_precision)
+    run = load(args.run, matmul_precision=args.matmul_precision)
     return run.predictor
 
 

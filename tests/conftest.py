@@ -254,7 +254,7 @@ def tiny_run(tiny_config, shared_folder) -> Path:
 def predictor(tiny_run):
     """The predictor of the tiny run, opened once a worker. A test that changes it uses
     `monkeypatch`."""
-    from r2sm_jax.inference.run import load
+    from r2sm_jax.inference.load import load
 
     return load(tiny_run).predictor
 
@@ -264,7 +264,11 @@ def steps_alone(monkeypatch):
     """Trainings are not evaluated, which takes more than half of a tiny one: for tests that read
     steps or weights."""
     from r2sm_jax import train
+    from r2sm_jax.training.loop import Evaluation
 
-    monkeypatch.setattr(train, "calibrate", lambda predictor, *_, **__: predictor.calibration)
-    monkeypatch.setattr(train, "evaluate_dev", lambda *_: 0.0)
+    monkeypatch.setattr(
+        train.SegmenterEvaluation,
+        "__call__",
+        lambda self, weights, step, folder: Evaluation(step, {}, {}),
+    )
     monkeypatch.setattr(train, "report_on_best", lambda *_: None)

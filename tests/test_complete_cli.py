@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from run_files import save_completer
 
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.inference.crop_models import MaskCompleter, save_completer
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.tools.complete import find_occluders
 from r2sm_jax.tools.data import main
@@ -259,7 +260,7 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["CROWDS", *FLAGS], "all 4 annotations are crowds .* --crowds objects"),
         (["TURNED", *FLAGS], "bboxes contradict their masks .* y, x"),
         (["MISSING", *FLAGS], "no such file"),
-        (["masks", *FLAGS], "no images in it"),
+        (["masks", *FLAGS], "no masks to complete"),
     ],
 )
 def test_refusals(arguments, named, place, refused):
@@ -287,12 +288,8 @@ def test_refusals(arguments, named, place, refused):
     assert not Path("out.json").exists()
 
 
-def test_a_model_without_a_completer_is_refused(place, refused, monkeypatch):
-    folder = place / "old"
-    folder.mkdir()
-    monkeypatch.setattr("r2sm_jax.inference.parts.check_export", lambda folder: None)
-    monkeypatch.setattr("r2sm_jax.inference.parts.read_tensors", lambda path: {})
-    (folder / "config.json").write_text(json.dumps({"model_type": "r2sm"}))
+def test_a_model_without_a_completer_is_refused(place, refused):
+    save_completer(place / "old", MaskCompleter(CompleterConfig(), nnx.State({})))
     write("coco.json", instances())
     assert "old has no completer" in refused(main, "complete", "coco.json", *flags(model="old"))
 

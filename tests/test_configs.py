@@ -26,7 +26,6 @@ HEIGHT, WIDE = 40, 60
 NAMES = sorted(path.stem for path in CONFIGS.glob("r2sm_*.py"))
 DIALECT = {
     "r2sm_cocoa_cls": "cocoa-cls",
-    "r2sm_cocoa_cls_lm": "cocoa-cls",
     "r2sm_d2sa": "d2sa",
     "r2sm_muva": "muva",
 }
@@ -124,17 +123,14 @@ def test_every_configuration_is_run_here():
 
 
 @pytest.mark.parametrize(("name", "data"), [(n, DIALECT[n]) for n in NAMES], indirect=["data"])
-def test_a_configuration_trains_and_reports(
-    name, data, tmp_path, bert_folder, llama_folder, request
-):
+def test_a_configuration_trains_and_reports(name, data, tmp_path, bert_folder, request):
     reports = (
         name == "r2sm_cocoa_cls"
     )  # evaluation and report do not depend on where a data set comes from
     if not reports:
         request.getfixturevalue("steps_alone")
     config = check_config(load_config_file(CONFIGS / f"{name}.py"))
-    text = llama_folder if name.endswith("_lm") else bert_folder
-    folder = train(reduced(config, data, tmp_path / "run", text))
+    folder = train(reduced(config, data, tmp_path / "run", bert_folder))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [np.isfinite(line["train/loss"]) for line in lines if "train/loss" in line] == [
         True,
@@ -149,9 +145,7 @@ def test_a_configuration_trains_and_reports(
 def test_the_protocol_is_the_papers(name):
     """Ten epochs of the training images that are not held out, and an evaluation after each."""
     config = load_config_file(CONFIGS / f"{name}.py")
-    held_in = {"cocoa_cls": 2276, "d2sa": 2000, "muva": 3000}[
-        name.removeprefix("r2sm_").removesuffix("_lm")
-    ] * 0.9
+    held_in = {"cocoa_cls": 2276, "d2sa": 2000, "muva": 3000}[name.removeprefix("r2sm_")] * 0.9
     loop = config.train
     assert loop.steps * loop.batch_size / held_in == pytest.approx(10, rel=0.01)
     assert loop.steps / loop.evaluate_every == pytest.approx(10, abs=0.01)

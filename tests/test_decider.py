@@ -23,9 +23,8 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate
 from r2sm_jax.inference.decider import BertStates, Decider, load_decider, open_head, open_states
 from r2sm_jax.inference.decision import TruncatedQuery
-from r2sm_jax.inference.export_weights import flat_weights
-from r2sm_jax.inference.exporter import export
-from r2sm_jax.inference.run import load
+from r2sm_jax.inference.export import export
+from r2sm_jax.inference.load import flat_weights, load
 from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.models.numpy_text import NumpyBert, gelu, gelu_tanh
 from r2sm_jax.models.text_encoder import load_text_encoder
@@ -272,7 +271,6 @@ def test_of_a_table_the_column_text_is_read(name, content, main, exported, comma
         (["--file", "bad.txt"], "bad.txt: line 2"),
         (["--file", "other.tsv"], "column `text`"),
         (["mug", "--model", "nowhere"], "nowhere"),
-        (["mug", "--checkpoint", "3", "--model", "EXPORT"], "--checkpoint 3"),
     ],
 )
 def test_refusals_of_the_command(flags, word, main, exported, refused, tmp_path, monkeypatch):

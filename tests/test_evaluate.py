@@ -20,9 +20,9 @@ from r2sm_jax.evaluate import check_results, main
 from r2sm_jax.evaluation.evaluator import evaluate_sentences, evaluate_source
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.scorer import EvalResults, query_truths
-from r2sm_jax.inference import run as runs
+from r2sm_jax.inference import load as loading
+from r2sm_jax.inference.load import load
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.inference.run import load
 from r2sm_jax.query import Query, Sentence
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 from r2sm_jax.synthetic.sources import open_source
@@ -240,8 +240,6 @@ def test_queries_that_cannot_be_scored_are_left_out_and_counted(tmp_path):
         (["--split", "valid"], "'valid'"),
         (["--data", "pigeons"], "pigeons"),
         (["--data", "json:nowhere.json"], "nowhere.json"),
-        (["--checkpoint", "first"], "first"),
-        (["--checkpoint", "77"], "77"),
         (["--samples", "0"], "--samples 0"),
         (["--out", f"{__file__}/out", "--split", "val", "--samples", "1"], "cannot write"),
     ],
@@ -257,7 +255,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, refused):
 def test_data_are_made_as_in_training(run, tiny_run, monkeypatch, refused):
     data = DataConfig(source="compose:photos.json", images="photos", cutouts="things", seed=7)
     run = replace(run, config=replace(run.config, data=data))
-    monkeypatch.setattr(runs, "load", lambda name, checkpoint: run)
+    monkeypatch.setattr(loading, "load", lambda name: run)
     opened = {}
 
     def open_nothing(data, split, **options):

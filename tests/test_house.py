@@ -17,12 +17,10 @@ LAYERS = {
     "models": ["models"],
     "data": ["data"],
     "synthetic": ["synthetic"],
-    "training": ["training"],
     "inference": ["inference"],
+    "training": ["training"],
     "evaluation": ["evaluation"],
     "tools": ["tools"],
-    "completer": ["train_completer"],  # what `train --train.part completer` runs
-    "outliner": ["train_outliner"],
     "commands": [
         *"train evaluate predict decide export demo ablate".split(),
         "data.__main__",

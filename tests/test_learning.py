@@ -9,7 +9,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.evaluation.evaluator import evaluate_source
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import query_truths
-from r2sm_jax.inference.run import load
+from r2sm_jax.inference.load import load
 from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.train import train
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from run_files import save_completer
 
 from r2sm_jax.config import CompleterConfig
-from r2sm_jax.inference.crop_models import MaskCompleter, save_completer
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.decider import load_decider
 from r2sm_jax.models.crop_unet import make_completer
 

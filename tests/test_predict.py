@@ -15,7 +15,7 @@ from stub_predictor import StubOutliner, StubPredictor
 
 from r2sm_jax import predict
 from r2sm_jax.data import masks
-from r2sm_jax.inference import run
+from r2sm_jax.inference import load as loading
 from r2sm_jax.inference.decision import TruncatedQuery
 from r2sm_jax.inference.many import slug
 from r2sm_jax.inference.prediction import FILES, MASKS
@@ -264,11 +264,11 @@ def test_compiled_programs_are_pruned_least_recently_used_first(tmp_path, monkey
     for age in range(6):
         (folder / f"{age}-cache").write_bytes(b"x" * 100)
         os.utime(folder / f"{age}-cache", (1e9 - age, 1e8))  # read, written
-    monkeypatch.setattr(run, "MAX_CACHE_BYTES", 350)
-    monkeypatch.setattr(run, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(type(run.jax.config), "jax_compilation_cache_dir", None, raising=False)
-    monkeypatch.setattr(run.jax.config, "update", lambda name, value: None)
-    run.enable_compilation_cache()
+    monkeypatch.setattr(loading, "MAX_CACHE_BYTES", 350)
+    monkeypatch.setattr(loading, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(type(loading.jax.config), "jax_compilation_cache_dir", None, raising=False)
+    monkeypatch.setattr(loading.jax.config, "update", lambda name, value: None)
+    loading.enable_compilation_cache()
     assert sorted(path.name for path in folder.iterdir()) == ["0-cache", "1-cache", "2-cache"]
 
 

@@ -10,8 +10,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from r2sm_jax import export
-from r2sm_jax.inference import exporter, publish, run as runs
-from r2sm_jax.inference.export_folder import check_export
+from r2sm_jax.inference import publish
+from r2sm_jax.inference.export import export as write_export
+from r2sm_jax.inference.load import load
+from r2sm_jax.inference.model_folder import check_files
 
 
 class Hub:
@@ -60,12 +62,12 @@ def test_what_is_pushed_is_a_whole_export_that_predicts_the_same(tiny_run, tmp_p
     assert end.code == 0 and "https://huggingface.co/me/mugs" in end.out
 
     pushed = hub.folder / "me" / "mugs"
-    check_export(pushed)
+    check_files(pushed)
     assert not (pushed / "notes.txt").exists()
     image = np.full((40, 50, 3), 90, np.uint8)
     image[10:30, 10:30] = 200
     predictions = []
-    for run in (runs.load_run(tiny_run), runs.load(pushed)):
+    for run in (load(tiny_run), load(pushed)):
         (prediction,) = run.predictor.predict(["the whole red mug"], image=image)
         predictions.append(prediction)
     assert np.array_equal(predictions[0].mask, predictions[1].mask)
@@ -78,9 +80,9 @@ def test_what_is_pushed_is_a_whole_export_that_predicts_the_same(tiny_run, tmp_p
 
     # A second push replaces the files of the first; those that others put there stay.
     (pushed / "demo.ipynb").write_text("{}")
-    exporter.export(runs.load_run(tiny_run), out, compact=True)
+    write_export(load(tiny_run), out, compact=True)
     publish.push(out, "hf:me/mugs")
-    check_export(pushed)
+    check_files(pushed)
     assert (pushed / "demo.ipynb").exists() and not (pushed / "model.stablehlo").exists()
 
 
@@ -99,4 +101,4 @@ def test_refusals(tiny_run, tmp_path, hub, refused):
     message = refused(export.main, tiny_run, "--out", out, "--push", "me/mugs")
     # The export is there to be pushed later.
     assert "no route" in message and str(out) in message
-    check_export(out)
+    check_files(out)

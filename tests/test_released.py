@@ -9,20 +9,13 @@ import r2sm_jax
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.export_folder import (
-    CARD,
-    RELEASED,
-    WEIGHTS,
-    check_export,
-    read_export_config,
-)
-from r2sm_jax.inference.parts import split_tensors
-from r2sm_jax.inference.small_weights import UNIT
+from r2sm_jax.inference.load import UNIT
+from r2sm_jax.inference.model_folder import CARD, RELEASED, WEIGHTS, check_files, read_stored
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import abstract_model
 
 FOLDER = RELEASED / "photos-small"
-STORED = read_export_config(FOLDER)
+STORED = read_stored(FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +24,7 @@ def config() -> Config:
 
 
 def test_it_is_small_and_complete_and_has_a_card() -> None:
-    check_export(FOLDER)
+    check_files(FOLDER)
     assert sum(file.stat().st_size for file in FOLDER.rglob("*")) <= 20_000_000
     card = (FOLDER / CARD).read_text()
     for heading in ("## Figures", "## Training data", "## Limits", "## Licences"):
@@ -43,9 +36,10 @@ def test_its_weights_have_the_shapes_of_this_version(config) -> None:
     """All but the published encoder's, which are not in the file."""
     leaves = nnx.to_flat_state(nnx.state(abstract_model(config.model)))
     expected = {".".join(map(str, path)): leaf.shape for path, leaf in leaves}
-    tensors = split_tensors(load_file(FOLDER / WEIGHTS))
-    assert not any(name.startswith("efficientnet.") for name in tensors["outliner"])
-    of_segmenter = tensors["segmenter"]
+    tensors = load_file(FOLDER / WEIGHTS)
+    assert not any(name.startswith("outliner.efficientnet.") for name in tensors)
+    parts = ("completer.", "outliner.")
+    of_segmenter = {name: x for name, x in tensors.items() if not name.startswith(parts)}
     shapes = {
         name: weights.shape for name, weights in of_segmenter.items() if not name.endswith(UNIT)
     }

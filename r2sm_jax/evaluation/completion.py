@@ -42,6 +42,8 @@ def mean(values: Sequence[float]) -> float | None:
 
 # Completion
 
+THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
+"""Logits among which the one with the highest IoU on `dev` is chosen."""
 Completions = Callable[[np.ndarray, Sequence[Mask], Sequence[Mask | None]], Sequence[Mask]]
 """Complete masks from an image, visible masks and the union of all other masks for each."""
 
@@ -277,3 +279,44 @@ def innermost_pixel(mask: Mask) -> tuple[float, float]:
     distance = np.asarray(ndimage.distance_transform_edt(np.pad(mask, 1)))[1:-1, 1:-1]
     row, column = np.unravel_index(distance.argmax(), mask.shape)
     return float(column) + 0.5, float(row) + 0.5
+
+
+def choose_threshold(
+    completer_at: Callable[[float], Callable[..., Sequence[Mask]]], samples: Sequence[Sample]
+) -> tuple[float, dict[str, Any]]:
+    """Chooses the threshold of a completer that is best on `dev`; returns its figures, too.
+
+    Args:
+        completer_at: gives the completer with a threshold.
+        samples: the images of `dev`.
+    """
+    candidates = []
+    for threshold in THRESHOLDS:
+        methods = methods_of(completer_at(threshold))
+        candidates.append((threshold, score_completion(methods, samples)))
+    # Objects that nothing hides count as well: what is added to them is wrong.
+    return max(candidates, key=lambda candidate: mean_iou(candidate[1]))
+
+
+def mean_iou(figures: dict[str, Any]) -> float:
+    """Computes the mean IoU of hidden and other objects, with and without neighbours."""
+    values = []
+    for of_kind in figures.values():
+        for group in ("hidden", "not_hidden"):
+            iou = of_kind[group]["amodal_iou"]
+            if iou is not None:
+                values.append(iou)
+    return float(np.mean(values))
+
+
+def print_figures(figures: dict[str, Any]) -> None:
+    """Prints one line for each way to complete."""
+    for name, values in figures.items():
+        hidden, rest = values["hidden"], values["not_hidden"]
+        kept = f"{rest['amodal_iou']:.3f}" if rest["objects"] else "-"
+        print(
+            f"{name:20} amodal IoU {hidden['amodal_iou']:.3f}, occluded IoU "
+            f"{hidden['occluded_iou']:.3f} ({hidden['objects']} hidden); not hidden {kept} "
+            f"({rest['objects']})",
+            flush=True,
+        )

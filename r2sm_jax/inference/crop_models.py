@@ -6,8 +6,7 @@ clicks mean. Both are a `CropUNet`.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,6 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Float, UInt8
 
-from r2sm_jax.cli import from_json
 from r2sm_jax.config import CompleterConfig, MatmulPrecision, OutlinerConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.crops import (
@@ -29,7 +27,6 @@ from r2sm_jax.data.crops import (
 )
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.parts import fill_weights, find_part, read_part, save_part, to_stored
 from r2sm_jax.models.crop_unet import CropUNet, make_completer, make_outliner
 from r2sm_jax.models.matmul import JAX_PRECISION
 from r2sm_jax.query import Prompt
@@ -266,79 +263,9 @@ def choose_outline(outlines: Sequence[Outline], windows: Sequence[CropWindow]) -
     return outlines[int(np.argmax(agreement + SIZE_WEIGHT * np.log(sides)))]
 
 
-# Stored as parts.py says: a completer with its `threshold`, a logit, as further value.
-
-
-def stored_completer(completer: MaskCompleter) -> dict[str, Any]:
-    """The JSON object of a completer."""
-    return to_stored(completer.config, threshold=float(completer.threshold))
-
-
-def stored_outliner(outliner: MaskOutliner) -> dict[str, Any]:
-    """The JSON object of an outliner."""
-    return to_stored(outliner.config)
-
-
-def save_completer(folder: Path, completer: MaskCompleter) -> None:
-    """Writes a completer into a folder. Raises InputError if it cannot be written."""
-    save_part(folder, "completer", stored_completer(completer), completer.weights)
-
-
-def save_outliner(folder: Path, outliner: MaskOutliner) -> None:
-    """Writes an outliner into a folder. Raises InputError if it cannot be written."""
-    save_part(folder, "outliner", stored_outliner(outliner), outliner.weights)
-
-
-def load_completer(path: Path) -> MaskCompleter:
-    """Loads the completer that `save_completer` wrote. Raises InputError as `read_part`, or if its
-    weights do not fit its configuration. `path`: its folder, or one of the two files."""
-    return restore_completer(*read_part(path, "completer"), where=str(path))
-
-
-def load_outliner(path: Path) -> MaskOutliner:
-    """Loads the outliner that `save_outliner` wrote. Raises InputError as `load_completer`."""
-    return restore_outliner(*read_part(path, "outliner"), where=str(path))
-
-
-def open_completer(name: str | Path) -> MaskCompleter:
-    """Loads a completer alone, without the segmenter and the language model beside it.
-
-    Raises InputError as `find_part`, or if the export has none. `name`: that of a model.
-    """
-    found = find_part("completer", name)
-    if found is None:
-        raise no_completer(str(name))
-    return restore_completer(*found, where=str(name))
-
-
-def restore_completer(
-    stored: Mapping[str, Any],
-    tensors: Mapping[str, np.ndarray],
-    where: str,
-    matmul_precision: MatmulPrecision = "float32",
-) -> MaskCompleter:
-    """Makes a completer of its JSON object and its weights. Raises InputError if something is
-    missing or does not fit. `where`: what the message names."""
-    config = from_json(CompleterConfig, stored["config"], where)
-    weights = fill_weights(lambda: make_completer(config, rngs=nnx.Rngs(0)), tensors, "completer")
-    return MaskCompleter(config, weights, float(stored["threshold"]), matmul_precision)
-
-
-def restore_outliner(
-    stored: Mapping[str, Any],
-    tensors: Mapping[str, np.ndarray],
-    where: str,
-    matmul_precision: MatmulPrecision = "float32",
-) -> MaskOutliner:
-    """Makes an outliner of its JSON object and its weights. Raises as `restore_completer`."""
-    config = from_json(OutlinerConfig, stored["config"], where)
-    weights = fill_weights(lambda: make_outliner(config, rngs=nnx.Rngs(0)), tensors, "outliner")
-    return MaskOutliner(config, weights, matmul_precision)
-
-
-def no_completer(name: str) -> InputError:
-    """The error for a model that cannot complete masks, to raise."""
+def no_part(part: str, name: str) -> InputError:
+    """Returns the error for a model without a completer or outliner, to raise."""
     return InputError(
-        f"{name} has no completer, so it cannot complete given masks; put one in with "
-        "python -m r2sm_jax.export MODEL --completer RUN --out DIR, or use another model"
+        f"{name} has no {part}; put one in with python -m r2sm_jax.export MODEL --{part} RUN "
+        "--out DIR, or use another model"
     )

@@ -18,14 +18,12 @@ from r2sm_jax.config import LEARNED_HEADS, ModelConfig, TextConfig
 from r2sm_jax.data.tokenizer import QueryTokenizer, check_language_model, identify, pad_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query, decide
-from r2sm_jax.inference.export_folder import (
+from r2sm_jax.inference.model_folder import (
     CONFIG,
     LANGUAGE_MODEL,
     WEIGHTS,
-    check_version,
     find_folder,
-    is_export,
-    read_export_config,
+    read_stored,
 )
 from r2sm_jax.models.hub import find_model, read_tensors, weights_sha256
 from r2sm_jax.models.numpy_text import HEADS, NumpyBert, Params, reads_bert
@@ -148,7 +146,7 @@ def cached_decider(name: str) -> Decider:
     `load_decider`."""
     # A link such as runs/latest may lead elsewhere tomorrow, and training renews a run.
     folder = find_folder(name).resolve()
-    files = [folder / file for file in (CONFIG, WEIGHTS, "checkpoints")]
+    files = [folder / file for file in (CONFIG, WEIGHTS)]
     changed = tuple(file.stat().st_mtime_ns for file in files if file.exists())
     return _cached_decider(folder, changed)
 
@@ -159,56 +157,27 @@ def _cached_decider(folder: Path, changed: tuple[int, ...]) -> Decider:
     return load_decider(folder)
 
 
-def load_decider(name: str | Path, *, checkpoint: str = "best") -> Decider:
+def load_decider(name: str | Path) -> Decider:
     """Loads what decides of a run folder, an export, a released model or an export on the hub.
 
     The weights of an export are not compared with their checksum, since only the head's are read.
 
-    Args:
-        checkpoint: best, latest or a step of a run.
-
-    Raises InputError as `inference.run.load`, or if the head needs the image or decides nothing.
+    Raises InputError as `inference.load.load`, or if the head needs the image or decides nothing.
     """
     folder = find_folder(name)
-    if not is_export(folder):
-        return _decider_of_run(folder, checkpoint)
-    if checkpoint != "best":
-        raise InputError(
-            f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out"
-        )
-    check_version(folder)
-    stored = read_export_config(folder)
+    stored = read_stored(folder)
     config = from_json(ModelConfig, stored["config"]["model"], str(folder / CONFIG))
     if not has_learned_head(config, name):
         return Decider(config.head)
     language_model = stored["language_model"]
-    text_name = str(folder / LANGUAGE_MODEL) if language_model["embedded"] else config.text.name
-    texts = open_states(config.text, text_name, language_model, "this export")
+    is_embedded = language_model.get("embedded", False)
+    text_name = str(folder / LANGUAGE_MODEL) if is_embedded else config.text.name
+    texts = open_states(config.text, text_name, language_model, str(folder))
     weights = {}
     for key, value in read_tensors(folder / WEIGHTS, HEAD).items():
         weights[key.removeprefix(HEAD)] = value.astype(np.float32)
-    head = open_head(config, weights)
-    return Decider(config.head, head, texts, stored["calibration"]["type_temperature"])
-
-
-def _decider_of_run(folder: Path, checkpoint: str) -> Decider:
-    """Loads what decides of a run. Its checkpoint is verified, and so read, as a whole."""
-    # Imported here, since checkpoints need JAX, and exports do not.
-    from r2sm_jax.inference.export_weights import flat_weights
-    from r2sm_jax.inference.run import restore_weights
-    from r2sm_jax.training.run_folder import read_config, read_inputs
-
-    config = read_config(folder).model
-    if not has_learned_head(config, folder):
-        return Decider(config.head)
-    stored = restore_weights(folder, checkpoint=checkpoint)
-    language_model = read_inputs(folder).get("language_model", {})
-    texts = open_states(config.text, config.text.name, language_model, f"the run {folder}")
-    weights = {}
-    for key, value in flat_weights(stored.params["head"]).items():
-        weights[key] = np.asarray(value, np.float32)
-    head = open_head(config, weights)
-    return Decider(config.head, head, texts, float(stored.calibration.type_temperature))
+    temperature = stored.get("calibration", {}).get("type_temperature", 1.0)
+    return Decider(config.head, open_head(config, weights), texts, temperature)
 
 
 def has_learned_head(config: ModelConfig, name: str | Path) -> bool:

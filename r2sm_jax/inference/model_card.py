@@ -36,7 +36,7 @@ PART_TEXTS = {
         "mean. docs/predict.md of r2sm_jax shows how.\n"
     ),
 }
-"""By the name of a part (parts.py)."""
+"""By the name of a part."""
 NO_PHOTOS_TEXT = (
     "\n- It was trained on drawn or composed scenes only: expect much lower figures on photographs."
 )

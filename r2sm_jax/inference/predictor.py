@@ -31,7 +31,7 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_completer
+from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_part
 from r2sm_jax.inference.decision import TruncatedQuery, check_abstain, check_query, decide
 from r2sm_jax.inference.postprocess import name_hiders, to_prediction
 from r2sm_jax.inference.prediction import Prediction
@@ -39,7 +39,6 @@ from r2sm_jax.inference.prompts import Request, list_masks, read_mask, read_requ
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Click, Prompt
-from r2sm_jax.training.sharding import to_host
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -185,7 +184,6 @@ class Predictor:
     @weights.setter
     def weights(self, weights: nnx.State) -> None:
         # In training they may be divided among devices and processes; predicting uses one device.
-        weights = jax.tree.map(to_host, weights)
         self._weights = jax.device_put(weights, jax.local_devices()[0])
 
     @property
@@ -296,7 +294,7 @@ class Predictor:
         # The completer reads pixels, so the features of the image are not needed.
         pixels = image.pixels if isinstance(image, EncodedImage) else open_image(image)
         if self.completer is None:
-            raise no_completer("this model")
+            raise no_part("completer", "this model")
         size = pixels.shape[:2]
         visible_masks = []
         for number, mask in enumerate(list_masks(masks), start=1):
@@ -350,7 +348,7 @@ class Predictor:
         for index, (visible, score) in visible_masks.items():
             needs_completer = score is None or answers[index].mask_type == "amodal"
             if self.completer is None and needs_completer:
-                raise no_completer("this model")
+                raise no_part("completer", "this model")
             # There is nothing to complete where the outliner found nothing.
             amodal = complete_masks.get(visible.tobytes(), None if visible.any() else visible)
             answers[index] = answers[index].about(visible, amodal, score)

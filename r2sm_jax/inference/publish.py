@@ -6,7 +6,7 @@ import huggingface_hub
 from huggingface_hub.errors import HTTPError
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.export_folder import FILES, check_export
+from r2sm_jax.inference.model_folder import FILES, check_files
 from r2sm_jax.models.hub import HUB, HUB_NAME
 
 
@@ -30,7 +30,7 @@ def push(folder: Path, name: str) -> str:
     not take it.
     """
     check_can_push(name)
-    check_export(folder)
+    check_files(folder)
     api = huggingface_hub.HfApi()
     repository = name.removeprefix(HUB)
     try:

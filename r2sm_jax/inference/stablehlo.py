@@ -15,16 +15,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import export
 
-from r2sm_jax.inference.export_folder import (
-    WEIGHTS,
-)
-from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
-from r2sm_jax.inference.run import Run
+from r2sm_jax.inference.load import Run, fill, flat_weights
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matching import Tensor
-from r2sm_jax.models.r2sm import R2SM, ImageFeatures, input_spec
+from r2sm_jax.models.r2sm import R2SM, ImageFeatures, abstract_model, input_spec
 from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encoder
 
 Tensors = Mapping[str, Tensor]
@@ -43,7 +40,8 @@ def export_functions(run: Run) -> dict[str, bytes]:
     text_sizes = abstract_text_encoder(text_folder).sizes
 
     def model_of(tensors: Tensors) -> R2SM:
-        return model_with_weights(config, tensors, Path(WEIGHTS))
+        graphdef, shapes = nnx.split(abstract_model(config))
+        return nnx.merge(graphdef, fill(shapes, tensors, run.folder))
 
     def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return load_text_encoder(text_folder, tensors).float16_states(ids, mask, config.text.layers)

@@ -108,7 +108,7 @@ DOWNLOAD_ERRORS = (HTTPError, OSError, ValueError, RuntimeError, subprocess.Subp
 
 def cache_dir() -> Path:
     """Returns the user's cache folder of this package: models that came as wheels, and compiled
-    programs (inference/run.py)."""
+    programs (inference/load.py)."""
     return Path.home() / ".cache" / "r2sm_jax"
 
 

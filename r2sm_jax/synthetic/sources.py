@@ -3,14 +3,16 @@
 Each kind is imported when it is opened, so that a dataset file loads no synthetic source.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from r2sm_jax.config import DataConfig
+from r2sm_jax.config import Config, DataConfig
 from r2sm_jax.data.dataset import Dataset, Source, read_json
-from r2sm_jax.data.splits import resolve_split, split_ids
+from r2sm_jax.data.split_summary import check_teaches
+from r2sm_jax.data.splits import WHOLE_TRAIN, resolve_split, split_ids
+from r2sm_jax.data.validation import find_pictures_in_both
 from r2sm_jax.errors import InputError
 
 REPORTED = "reported"
@@ -186,6 +188,79 @@ def spread_evenly(source: Source, count: int) -> Source:
     if size <= count:
         return source
     return source.subset(number * size // count for number in range(count))
+
+
+def open_training(config: Config) -> Source:
+    """Opens the training split of a run.
+
+    For a segmenter, procedural sources write as many queries for each picture as a step asks about
+    it; of a file, `dev` is trained on too unless it selects the weights. Raises InputError if it
+    cannot be read, or teaches nothing.
+    """
+    data = config.data
+    image_size = config.model.vision.image_size
+    if config.train.part != "segmenter":
+        return open_dataset(data, "train", image_size=image_size, count=data.scenes)
+    spec = SourceSpec.parse(data.source)
+    if data.fresh and not spec.is_procedural:
+        raise InputError(
+            f"--data.fresh: the images of {data.source} do not change; leave the flag out, or give "
+            "scenes, compose or cutouts"
+        )
+    is_whole = config.train.select_on != "dev" and not spec.is_procedural
+    all_photos = data.fresh and spec.kind == "compose"
+    source = open_dataset(
+        data,
+        WHOLE_TRAIN if is_whole else "train",
+        image_size=image_size,
+        count=None if all_photos else data.scenes,
+        queries=data.queries,
+    )
+    if not len(source):
+        raise InputError(f"{data.source}: the training split is empty")
+    if not spec.is_procedural:
+        warning = check_teaches(source, data.source)
+        if warning:
+            print(f"warning: {data.source}: {warning}", flush=True)
+    return source
+
+
+def open_selecting(config: Config) -> Source:
+    """Opens the split that selects weights: at most `evaluate_samples` images, evenly spread."""
+    count = config.train.evaluate_samples
+    size = config.model.vision.image_size
+    source = open_dataset(config.data, config.train.select_on, image_size=size, count=count)
+    return spread_evenly(source, count)
+
+
+def open_reported(config: Config) -> dict[str, Source]:
+    """Opens the splits of the final report, before training, so that a fault in one of them does
+    not end a run at its report. Raises InputError for one without queries."""
+    data = config.data
+    size = config.model.vision.image_size
+    count = config.train.report_samples
+    sources: dict[str, Source] = {}
+    for name in split_names(data.source, REPORTED, data.images):
+        source = open_dataset(data, name, image_size=size, count=count)
+        if not any(source.queries_at(index) for index in range(len(source))):
+            raise InputError(
+                f"{data.source}: the split {name}, which the run would report, has no queries; "
+                "write some with python -m r2sm_jax.data queries, or take its file away"
+            )
+        sources[name] = source
+    return sources
+
+
+def warn_of_shared_pictures(training: Source, others: Mapping[str, Source]) -> None:
+    """Says which splits hold pictures that a run trains on, by name."""
+    if not isinstance(training, Dataset):
+        return
+    names = [image["file_name"] for image in training.images]
+    for split, source in others.items():
+        if isinstance(source, Dataset):
+            other_names = [image["file_name"] for image in source.images]
+            if shared := find_pictures_in_both(other_names, names):
+                print(f"warning: {source.path}: {shared} (train and {split})", flush=True)
 
 
 def load_json_split(

@@ -1,4 +1,4 @@
-"""What completer and outliner learn from: examples of crops, their variations, and losses.
+"""Training of completer and outliner: examples of crops, their variations, losses, and the task.
 
 An example of the completer is a crop around the visible mask of one object whose complete mask is
 known. Hidden objects come from pictures in which others lie over them. Objects that nothing hides
@@ -7,18 +7,22 @@ crop around a box or clicks that mean one object, and the object's visible mask.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from einops import reduce
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, UInt8
 from scipy import ndimage
 
+from r2sm_jax.config import Config
 from r2sm_jax.data import masks
 from r2sm_jax.data.crops import (
     BOX_EXTENT,
@@ -33,11 +37,37 @@ from r2sm_jax.data.crops import (
     window_at,
     window_of_box,
 )
-from r2sm_jax.data.dataset import Sample
+from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.models.crop_unet import NUM_CHANNELS
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.crop_unet import NUM_CHANNELS, make_completer, make_outliner
+from r2sm_jax.models.keys import first_blocks
+from r2sm_jax.models.matmul import JAX_PRECISION
+from r2sm_jax.models.pretrained import find_efficientnet
 from r2sm_jax.query import Click, Prompt
-from r2sm_jax.training.parts import LossOf
+from r2sm_jax.training.loop import Evaluate
+from r2sm_jax.training.processes import place, shard_batch
+from r2sm_jax.training.step import TrainState, Values, init_state, update_average
+
+EXAMPLES_PER_IMAGE = 4
+"""Objects of one picture that become examples, chosen at random; a batch has as many examples for
+each of its `batch_size`."""
+POOL_SIZE = 512
+"""Examples that are shuffled at a time, so that a batch mixes many pictures: examples of one
+picture are alike."""
+MAX_EMPTY_PICTURES = 1000
+"""So many pictures in a row without an example end the training, which would wait for ever."""
+# The optimizer is always AdamW with these constants and a gradient norm of at most 1. Of
+# `OptimizerConfig` only `learning_rate` is read.
+WARM_UP_STEPS = 300
+WEIGHT_DECAY = 0.02
+AVERAGE = 0.999
+"""Weights are averaged over about the last thousand steps."""
+
+CutExamples = Callable[[Sample, np.random.Generator], Iterator[UInt8[np.ndarray, "s s c"]]]
+"""The examples of one picture, with random variations."""
+LossOf = Callable[[nnx.State, nnx.State, jax.Array, jax.Array], tuple[Array, dict[str, Array]]]
+"""(trained weights, frozen weights, planes of the examples, key) -> the loss and its parts."""
 
 UNHIDDEN_KEPT = 0.35  # share of the examples without a hidden part that training uses
 JITTER_SCALE = (0.8, 1.3)  # of the crop's side
@@ -397,3 +427,159 @@ def outliner_loss(graphdef: Any) -> LossOf:
         return outline_loss(logits, iou, target)
 
     return loss_of
+
+
+# The task
+
+
+class CropTask:
+    """Trains a completer or an outliner (training/loop.py).
+
+    Attributes:
+        part: "completer" or "outliner".
+        constants: The weights of its frozen backbone.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        mesh: Mesh,
+        evaluate: Evaluate,
+    ):
+        """Builds the network of a resolved configuration with random weights. `source`: the
+        pictures."""
+        self.part = config.train.part
+        self.evaluate = evaluate
+        self._config, self._source, self._mesh = config, source, mesh
+        rngs = nnx.Rngs(config.train.seed)
+        if self.part == "completer":
+            sizes = config.model.completer
+            model, loss, self._cut = make_completer(sizes, rngs=rngs), completer_loss, cut_examples
+        else:
+            sizes = config.model.outliner
+            model, loss = make_outliner(sizes, rngs=rngs), outliner_loss
+            self._cut = cut_prompt_examples
+        self._size = sizes.size
+        graphdef, params, constants = nnx.split(model, nnx.Param, ...)
+        self._backbone = sizes.efficientnet
+        self._params, self.constants = params, place(mesh, constants)
+        self._optimizer = make_optimizer(config)
+        step = partial(train_step, loss_of=loss(graphdef), optimizer=self._optimizer, config=config)
+        self._step = jax.jit(step, donate_argnums=0)
+
+    def set_weights(self, weights: nnx.State) -> None:
+        """Starts from these weights."""
+        self._params, constants = nnx.split_state(weights, nnx.Param, ...)
+        self.constants = place(self._mesh, constants)
+
+    def load_pretrained(self) -> None:
+        """Starts from the published backbone, if it has one. Raises InputError if that cannot be
+        read or is of other sizes."""
+        if not self._backbone:
+            return
+        published = find_efficientnet(self._backbone, f"--model.{self.part}.efficientnet")
+        filled = first_blocks(self.constants["efficientnet"], published)
+        self.constants["efficientnet"] = place(self._mesh, filled)
+
+    def start(self) -> tuple[TrainState, grain.DatasetIterator]:
+        """The state before the first step, and all batches."""
+        state = init_state(self._params, self._optimizer, averaged=True)
+        batches = example_batches(
+            self._source, self._config, lambda sample, rng: self._cut(sample, self._size, rng)
+        )
+        return place(self._mesh, state), batches
+
+    def step(
+        self, state: TrainState, batch: UInt8[np.ndarray, "m s s c"]
+    ) -> tuple[TrainState, Values]:
+        """Trains on one batch."""
+        return self._step(state, self.constants, shard_batch(self._mesh, batch))
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """AdamW with a warm-up and a cosine decay over all steps."""
+    steps = config.train.steps
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, config.optimizer.learning_rate, min(WARM_UP_STEPS, steps // 10 + 1), steps
+    )
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=WEIGHT_DECAY))
+
+
+def train_step(
+    state: TrainState,
+    constants: nnx.State,
+    planes: UInt8[Array, "m s s c"],
+    *,
+    loss_of: LossOf,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+) -> tuple[TrainState, Values]:
+    """One step; the number of the step decides its random variations."""
+    key = jax.random.fold_in(jax.random.key(config.train.seed), state.step + 1)
+    with jax.default_matmul_precision(JAX_PRECISION[config.train.matmul_precision]):
+        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+        (loss, parts), gradients = gradient_of(state.params, constants, planes, key)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    average = update_average(state.average, params, state.step, AVERAGE)
+    return TrainState(params, opt_state, state.step + 1, average), parts | {"loss": loss}
+
+
+class PictureExamples:
+    """Makes the examples of a training source, picture by picture.
+
+    A source that can make new pictures does so at each visit, whatever `DataConfig.fresh` says.
+    """
+
+    def __init__(self, source: Source, cut: CutExamples):
+        self.source = source
+        self.cut = cut
+        self._num_empty = 0
+
+    def __call__(
+        self, place: tuple[int, int], rng: np.random.Generator
+    ) -> list[UInt8[np.ndarray, "s s c"]]:
+        """Up to `EXAMPLES_PER_IMAGE` examples of picture `place[0]` at its visit `place[1]`.
+
+        Raises InputError if `MAX_EMPTY_PICTURES` pictures in a row have none.
+        """
+        index, visit = place
+        at_visit = getattr(self.source, "at_visit", None)
+        sample = at_visit(index, visit) if at_visit else self.source[index]
+        crops = list(self.cut(sample, rng))
+        self._num_empty = 0 if crops else self._num_empty + 1
+        if self._num_empty == MAX_EMPTY_PICTURES:
+            raise InputError(
+                f"{MAX_EMPTY_PICTURES} training pictures in a row have no object to learn from; "
+                "give data with larger objects, or for a completer with complete masks"
+            )
+        rng.shuffle(crops)
+        return crops[:EXAMPLES_PER_IMAGE]
+
+
+class _Unpack(grain.experimental.FlatMapTransform):
+    """The examples of pictures, one after the other."""
+
+    def flat_map(self, element: list[np.ndarray]) -> list[np.ndarray]:
+        return element
+
+
+def example_batches(source: Source, config: Config, cut: CutExamples) -> grain.DatasetIterator:
+    """Returns an endless iterator of batches `uint8 [m s s c]` that mix the examples of many
+    pictures, and that continues exactly from its state.
+
+    The seed of training decides the order of the pictures, their examples and the batches. Each of
+    several processes gets its rows of them.
+    """
+    seed, num_samples = config.train.seed, len(source)
+    places = grain.MapDataset.range(num_samples).seed(seed).shuffle().repeat()
+    # The position tells the visit, so that a picture is another one each time.
+    places = places.map_with_index(lambda position, i: (i, position // num_samples))
+    pictures = places.random_map(PictureExamples(source, cut))
+    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
+    examples = grain.experimental.FlatMapIterDataset(pictures.to_iter_dataset(options), _Unpack())
+    mixed = grain.experimental.WindowShuffleIterDataset(examples, window_size=POOL_SIZE, seed=seed)
+    process, count = jax.process_index(), jax.process_count()
+    batches = mixed.batch(EXAMPLES_PER_IMAGE * config.train.batch_size)
+    return iter(batches.map(lambda batch: batch[process::count]))

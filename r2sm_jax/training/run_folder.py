@@ -1,17 +1,19 @@
-"""Run folders: how training makes, locks, checks and resumes them.
+"""Run folders: their configuration, their lock, checkpoints and logs.
 
-runs/20260102-030405/   config.json  inputs.json  checkpoints/  metrics.jsonl  events.*  samples/
-                        report.*
-runs/latest             points at the newest run that has a checkpoint
+    runs/20260102-030405/   config.json  model.safetensors  checkpoints/  metrics.jsonl  events.*
+                            samples/  report.*
+    runs/latest             points at the newest run that has a checkpoint
+
+`config.json` holds all sizes, and with `model.safetensors`, the best weights so far, a run folder
+is an export in the making (inference/load.py). `checkpoints/` is for `--resume` alone.
 """
 
 import json
+import math
 import os
-import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -19,14 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from flax import nnx
 from flax.traverse_util import flatten_dict
+from orbax import checkpoint as ocp
+from safetensors.numpy import save_file
+from tensorboardX import SummaryWriter
 
+import r2sm_jax
 from r2sm_jax.cli import from_json, to_json
-from r2sm_jax.config import Config, DistributedConfig
-from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.data.tokenizer import check_language_model
-from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_dangling
+from r2sm_jax.config import FORMAT_VERSION, Config, DistributedConfig, LoopConfig
+from r2sm_jax.errors import InputError, atomic_write, load_json
 from r2sm_jax.models.matmul import choose_matmul_precision
+from r2sm_jax.training.processes import is_main_process, run_on_main
 
 if sys.platform != "win32":
     import fcntl
@@ -34,10 +41,7 @@ if sys.platform != "win32":
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
 CONFIG = "config.json"
-INPUTS = "inputs.json"
-LOCK = ".lock"
-PART_CONFIGS = ("completer.json", "outliner.json")
-"""What the run of a completer or an outliner has in place of checkpoints."""
+WEIGHTS = "model.safetensors"
 MAY_CHANGE = {
     "run",
     "resume",
@@ -53,38 +57,14 @@ MAY_CHANGE = {
     "data.backgrounds",
     "data.cutouts",
     "data.workers",
+    "language_model.name",
 }
 """Fields that a resumed run may change: they change no parameter, or only by the order in which
-numbers are added. Data may lie elsewhere, since `check_inputs` compares their hash."""
+numbers are added. Data may lie elsewhere, since their hash is compared."""
+PRINTED_LOSSES = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
 
 
-# The configuration.
-
-
-def read_config(folder: Path) -> Config:
-    """Reads the configuration of a run folder. Raises InputError if it is not a run folder."""
-    refuse_dangling(folder)
-    path = folder / CONFIG
-    if not path.exists():
-        raise InputError(
-            f"{folder}: no such run folder, its config.json is missing; give one that train wrote"
-        )
-    try:
-        values = json.loads(path.read_text("utf-8"))
-        if "model_type" in values:
-            raise InputError(
-                f"{folder}: this is an export, which cannot be trained on; give the run folder"
-            )
-        return from_json(Config, values, str(path))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path}: not a readable configuration ({error}); restore it or train again"
-        ) from None
-
-
-def resumed_folder(config: Config) -> Path:
-    """Returns the run folder that `--resume` continues."""
-    return Path(config.run) if config.run else LATEST
+# The configuration
 
 
 def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
@@ -95,71 +75,110 @@ def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
     since it differs from process to process.
     """
     loop = config.train
-    matmul_precision = loop.matmul_precision
-    if matmul_precision == "auto" and resumed is not None:
-        matmul_precision = resumed.train.matmul_precision
-    if matmul_precision == "auto":
-        matmul_precision = choose_matmul_precision()
-
-    select_on = loop.select_on
-    if select_on == "auto" and resumed is not None:
-        select_on = resumed.train.select_on
-    if select_on == "auto":
-        select_on = "dev"
-
-    loop = replace(
-        loop,
-        devices=loop.devices or jax.device_count(),
-        matmul_precision=matmul_precision,
-        select_on=select_on,
-    )
+    chosen = {"matmul_precision": choose_matmul_precision(), "select_on": "dev"}
+    for name, value in chosen.items():
+        if getattr(loop, name) == "auto":
+            loop = replace(loop, **{name: getattr(resumed.train, name) if resumed else value})
+    loop = replace(loop, devices=loop.devices or jax.device_count())
     return replace(config, train=loop, distributed=DistributedConfig(fsdp=config.distributed.fsdp))
 
 
-def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
-    """Raises InputError if a resumed run would go on with another configuration.
+def read_config(folder: Path) -> Config:
+    """Reads the configuration of a run or an export. Raises InputError if it is neither."""
+    path = folder / CONFIG
+    stored = load_json(path, "the configuration of a run")
+    if "config" not in stored:
+        raise InputError(f"{path}: this is no configuration that train wrote; give a run folder")
+    return from_json(Config, stored["config"], str(path))
 
-    Fields of `MAY_CHANGE` are not compared.
+
+def check_unchanged(folder: Path, config: Config, inputs: Mapping[str, Any]) -> None:
+    """Raises InputError if a resumed run would go on with another configuration or other inputs.
+
+    Fields of `MAY_CHANGE` are not compared. `inputs`: as `open_run`.
     """
-    # By dotted names, which are also the flags: "train.batch_size" is --train.batch-size.
-    before = flatten_dict(to_json(resumed), sep=".")
+    stored = load_json(folder / CONFIG, "the configuration of a run")
+    before = flatten_dict(stored["config"], sep=".")
     now = flatten_dict(to_json(config), sep=".")
-    changed = [name for name in before if name not in MAY_CHANGE and before[name] != now[name]]
-    if not changed:
-        return
-    changes = [f"{name} ({before[name]} in the run, {now[name]} now)" for name in changed]
-    remedy = "use these or another --run"
-    if "train.steps" in changed:
-        # The rates of a run fall to zero at its last step, so more steps would be another training.
-        remedy = (
-            "its learning rates follow from its number of steps; to train on from its weights, "
-            f"start a new run with --init {folder} in place of --resume"
+    for kind, values in inputs.items():
+        before |= {f"{kind}.{name}": value for name, value in stored[kind].items()}
+        now |= {f"{kind}.{name}": value for name, value in values.items()}
+    changes = [
+        f"{name} ({before.get(name)} in the run, {value} now)"
+        for name, value in now.items()
+        if name not in MAY_CHANGE and before.get(name) != value
+    ]
+    if changes:
+        # The rates of a run fall to zero at its last step, so more steps are another training.
+        raise InputError(
+            f"{folder} was trained with another configuration or other data: {'; '.join(changes)}; "
+            f"use what it had, or start a new run from its weights with --init {folder}"
         )
-    raise InputError(
-        f"{folder} was trained with another configuration: {'; '.join(changes)}; {remedy}"
-    )
 
 
-# The folder.
+# The folder
+
+
+def find_run(config: Config) -> Path:
+    """Returns the folder that `--resume` continues; a link is followed now, since a new run may
+    move it."""
+    return Path(config.run or LATEST).resolve()
+
+
+@contextmanager
+def open_run(config: Config, inputs: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+    """Gives the folder of a resolved configuration, which no other command may train in meanwhile.
+
+    Args:
+        inputs: what else decides the result, by the names of config.json: hashes of the data and of
+            the language model.
+
+    Raises InputError if it cannot be written, another command trains there, it holds a run already,
+    or as `check_unchanged`.
+    """
+    if config.resume:
+        folder = find_run(config)
+        with run_on_main_locked(folder):
+            check_unchanged(folder, config, inputs)
+            yield folder
+        return
+
+    folder = run_on_main(lambda: make_folder(config.run))
+    with run_on_main_locked(folder):
+        if has_checkpoint(folder) or (folder / WEIGHTS).exists():
+            raise InputError(
+                f"{folder} holds a run already; continue it with --resume or give another --run"
+            )
+        if is_main_process():
+            stored = {
+                "architectures": ["R2SM"],
+                "model_type": "r2sm",
+                "format_version": FORMAT_VERSION,
+                "r2sm_jax_version": r2sm_jax.__version__,
+                "compact": False,
+                **inputs,
+                "config": to_json(config),
+            }
+            write_json(folder / CONFIG, stored)
+        yield folder
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has saved something to go on from."""
+    return any(path.name.isdecimal() for path in (folder / "checkpoints").glob("*"))
 
 
 def make_folder(run: str | None) -> Path:
-    """Makes the folder of a new run: `run`, or else a dated one in runs/.
-
-    Raises InputError if it cannot be written.
-    """
+    """Makes the folder of a new run: `run`, or else a dated one in runs/. Raises InputError if it
+    cannot be written."""
     try:
         if run is not None:
-            folder = Path(run)
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-
-        # The time names the folder, so folders sort by age.
-        RUNS.mkdir(exist_ok=True)
+            Path(run).mkdir(parents=True, exist_ok=True)
+            return Path(run)
         while True:
             folder = RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
             with suppress(FileExistsError):  # another run of this second; take the next one
-                folder.mkdir()
+                folder.mkdir(parents=True)
                 return folder
             time.sleep(0.1)
     except OSError as error:
@@ -169,160 +188,209 @@ def make_folder(run: str | None) -> Path:
 
 
 @contextmanager
-def new_run(config: Config) -> Iterator[Path]:
-    """Begins a new run: makes its folder, locks it and writes the configuration into it.
-
-    If the block fails or is interrupted before the run has saved weights, what it wrote is removed,
-    so that a failed start leaves nothing behind.
-
-    Raises InputError as `make_folder` and `lock_run`, or if the folder holds a run already.
-    """
-    target = Path(config.run) if config.run else RUNS / "new"
-    missing = [path for path in (target, *target.parents) if not path.exists()]
-    folder = make_folder(config.run)
-    with lock_run(folder):
-        if (folder / CONFIG).exists():
-            raise InputError(
-                f"{folder} holds a run already; continue it with --resume or give another --run"
-            )
-        # Read under the lock: another run writes no file here from now on.
-        other_files = set(folder.iterdir()) - {folder / LOCK}
-        try:
-            with termination_as_interrupt():
-                write_config(folder, config)
-                yield folder
-        except BaseException:
-            if not has_weights(folder):
-                remove_files(folder, other_files)
-                if missing:
-                    remove_empty([folder, *missing[1:]])
-            raise
-
-
-def write_config(folder: Path, config: Config) -> None:
-    """Writes the configuration of a run. Raises InputError if the folder cannot be written."""
-    with atomic_write(folder / CONFIG) as part:
-        part.write_text(json.dumps(to_json(config), indent=1) + "\n", "utf-8")
-        (folder / "samples").mkdir(exist_ok=True)
-
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """Lets SIGTERM, which schedulers send, raise KeyboardInterrupt as Ctrl-C does."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a run has saved weights: a checkpoint, a state that is not finite, or a completer."""
-    saved = [*folder.glob("checkpoints/*"), *folder.glob("not_finite/checkpoints/*")]
-    has_part = any((folder / name).exists() for name in PART_CONFIGS)
-    return has_part or any(path.name.isdecimal() for path in saved)
-
-
-def remove_files(folder: Path, others: Set[Path]) -> None:
-    """Removes what a folder holds, except `others`. What cannot be removed stays."""
-    for path in set(folder.iterdir()) - others:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                path.unlink()
-
-
-def remove_empty(folders: Sequence[Path]) -> None:
-    """Removes folders, the innermost first, up to the first that holds something."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
-
-
-def point_latest(folder: Path) -> None:
-    """Lets `runs/latest` point at a run. A run does so once it has a checkpoint."""
-    # Replaced in one step, so that there is a link at any time.
-    link = LATEST.with_name(f".latest-{os.getpid()}")
-    link.symlink_to(folder.name, target_is_directory=True)
-    link.replace(LATEST)
-
-
-@contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
+def run_on_main_locked(folder: Path) -> Iterator[None]:
     """Keeps other commands from training in a run folder.
 
     The system ends the lock with this process, however that ends. Windows and some network file
-    systems have no such locks.
-
-    Raises InputError if another command has the lock.
+    systems have no such locks. Raises InputError if another command has the lock.
     """
-    try:
-        file = (folder / LOCK).open("a")
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot write there ({error.strerror}); permit it or give another --run"
-        ) from error
-    with file:
+    if not is_main_process() or sys.platform == "win32":
+        yield
+        return
+    with (folder / ".lock").open("a") as file:
         try:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
                 f"{folder}: another process trains this run now; wait until it ends, or give "
                 "another --run"
             ) from None
         except OSError:
-            print(
-                f"{folder}: this file system has no locks; do not train one run twice at a time",
-                file=sys.stderr,
-            )
+            print(f"{folder}: this file system has no locks; do not train one run twice at a time")
         yield
 
 
-# What a run was trained with: published weights and data.
+def point_latest(folder: Path) -> None:
+    """Lets `runs/latest` point at a run in runs/."""
+    # Replaced in one step, so that there is a link at any time.
+    link = LATEST.with_name(f".latest-{os.getpid()}")
+    link.symlink_to(folder.name, target_is_directory=True)
+    link.replace(LATEST)
 
 
-def read_inputs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads the `inputs.json` of a run; {} if it was stopped before that was written."""
-    path = folder / INPUTS
-    return load_json(path, "the file that the run wrote") if path.exists() else {}
+def write_json(path: Path, values: Any) -> None:
+    """Writes a JSON file as a whole. Raises InputError if it cannot be written."""
+    with atomic_write(path) as part:
+        part.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
 
 
-def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: str) -> None:
-    """Writes the inputs of a new run, or compares them with those of a resumed run.
+def write_model(folder: Path, part: str, weights: nnx.State, stored: Mapping[str, Any]) -> None:
+    """Writes the weights of a run, and what belongs to them into its `config.json`.
 
-    Inputs are hashes of the language model, its tokenizer and the training data. Raises InputError
-    if a hash differs, also from that of the run that this one starts from (`--init`).
+    Args:
+        part: segmenter, or the part whose name stands before those of its weights.
+        stored: entries of config.json.
     """
-    if config.init:
-        initial = read_inputs(Path(config.init))
-        if initial:
-            check_language_model(
-                texts.folder, texts.identity, initial["language_model"], f"--init {config.init}"
-            )
+    prefix = "" if part == "segmenter" else f"{part}."
+    tensors = {}
+    for path, value in nnx.to_flat_state(weights):
+        tensors[prefix + ".".join(map(str, path))] = np.asarray(value[...])
+    with atomic_write(folder / WEIGHTS) as file:
+        save_file(tensors, file, {"format": "np"})
+    before = load_json(folder / CONFIG, "the configuration of a run")
+    write_json(folder / CONFIG, before | dict(stored))
 
-    before = read_inputs(folder) if config.resume else {}
-    if before:
-        check_language_model(
-            texts.folder, texts.identity, before["language_model"], f"the run {folder}"
-        )
-        # By content, since files may have been moved (`MAY_CHANGE`).
-        if before["data"]["sha256"] != data_sha256:
+
+# Checkpoints
+
+
+class Checkpoints:
+    """Saves and restores the state of training in the folder `checkpoints/` of a run.
+
+    The latest two are kept. Arrays are stored by path, without library classes.
+    """
+
+    def __init__(self, folder: Path):
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        self.folder = folder / "checkpoints"
+        self._orbax = ocp.CheckpointManager(self.folder.absolute(), options=options)
+
+    def save(self, step: int, state: Any, loop: Mapping[str, Any]) -> None:
+        """Saves arrays, and what the loop knows beside them, as JSON. Waits until it is on disk.
+
+        Raises InputError if the disk is full or cannot be written.
+        """
+        content = {
+            "state": ocp.args.StandardSave(by_path(state)),
+            "loop": ocp.args.JsonSave(dict(loop)),
+        }
+        try:
+            self._orbax.save(step, args=ocp.args.Composite(**content), force=True)
+        except Exception as error:  # orbax wraps the operating system's errors in many ways
             raise InputError(
-                f"{config.data.source}: not the training data that the run {folder} began with, by "
-                "their hash; restore "
-                f"them, or start a new run from its weights with --init {folder}"
-            )
-        return
+                f"{self.folder}: checkpoint {step} could not be saved ({one_line(error)}); free "
+                "disk space, then --resume from the one before"
+            ) from error
 
-    inputs = {
-        "language_model": {"name": config.model.text.name, **texts.identity},
-        "data": {"source": config.data.source, "sha256": data_sha256},
+    def restore(self, state: Any) -> tuple[Any, dict[str, Any]] | None:
+        """Reads the latest checkpoint; None if there is none.
+
+        Args:
+            state: gives structure, shapes and shardings; its arrays are not read.
+
+        Raises InputError if it is damaged or does not fit.
+        """
+        step = self._orbax.latest_step()
+        if step is None:
+            return None
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, by_path(state))
+        content = {"state": ocp.args.StandardRestore(shapes), "loop": ocp.args.JsonRestore()}
+        try:
+            restored = self._orbax.restore(step, args=ocp.args.Composite(**content))
+        except Exception as error:  # damaged files fail in orbax, tensorstore or json
+            raise InputError(
+                f"{self.folder / str(step)}: this checkpoint is damaged or does not fit "
+                f"({one_line(error)}); remove it, and --resume continues from the one before"
+            ) from error
+        leaves = [restored["state"][name] for name in by_path(state)]
+        return jax.tree.unflatten(jax.tree.structure(state), leaves), restored["loop"]
+
+    def close(self) -> None:
+        """Ends orbax's threads."""
+        self._orbax.close()
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Returns the arrays of a pytree by path, such as `.params['decoder']`, in their order."""
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-    with atomic_write(folder / INPUTS) as part:
-        part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")
+
+
+def one_line(error: Exception) -> str:
+    """Returns the first words of an error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# Logs
+
+
+class Logs:
+    """Averages losses over intervals of steps; prints the means, and records them in
+    `metrics.jsonl` and in TensorBoard's event files."""
+
+    def __init__(self, folder: Path, loop: LoopConfig, *, start: int):
+        """Opens the logs of a run folder. `start`: the step that training begins after."""
+        self._loop = loop
+        # Other processes write nothing, so that there is one log.
+        path = folder / "metrics.jsonl" if is_main_process() else Path(os.devnull)
+        self._file = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(folder), write_to_disk=is_main_process())
+        # Values stay on the device until they are printed or checked.
+        self._interval: list[Mapping[str, Any]] = []
+        self._unchecked: list[tuple[int, Any]] = []
+        self._first = start + 1
+        self.restart_clock(start)
+
+    def restart_clock(self, step: int) -> None:
+        """Begins to measure the speed. What lies before is not part of it: compiling, evaluating,
+        saving."""
+        self._clock, self._clock_step = time.monotonic(), step
+
+    def add(self, step: int, values: Mapping[str, Any], *, wait: bool) -> None:
+        """Adds the losses of a step.
+
+        They are read one step late, so that the device never waits for Python; with `wait`, and
+        where a line is printed, at once. Raises InputError if a loss is not finite.
+        """
+        self._interval.append(values)
+        self._unchecked.append((step, values["loss"]))
+        is_printed = step % self._loop.log_every == 0 or step == self._loop.steps
+        num_unread = 0 if is_printed or wait else 1
+        while len(self._unchecked) > num_unread:
+            number, loss = self._unchecked.pop(0)
+            if not math.isfinite(float(loss)):
+                raise InputError(
+                    f"step {number}: the loss is not finite; lower --optimizer.learning-rate and "
+                    "--optimizer.muon-learning-rate, then --resume from the checkpoint before"
+                )
+        if step == self._first:
+            jax.block_until_ready(values)
+            self.restart_clock(step)
+        if is_printed:
+            self._write(step)
+
+    def _write(self, step: int) -> None:
+        """Prints and records the means of the interval that ends with a step."""
+        means = {}
+        for name in self._interval[0]:
+            means[name] = sum(float(values[name]) for values in self._interval) / len(
+                self._interval
+            )
+        recorded = {f"train/{name}": value for name, value in means.items()}
+        losses = "  ".join(f"{name} {means[name]:.3f}" for name in PRINTED_LOSSES if name in means)
+        line = f"step {step}/{self._loop.steps}  {losses}"
+        if num_steps := step - self._clock_step:
+            seconds = (time.monotonic() - self._clock) / num_steps
+            recorded["train/seconds_per_step"] = seconds
+            left = divmod(int(seconds * (self._loop.steps - step)), 60)
+            line += (
+                f"  {self._loop.batch_size / seconds:.1f} images/s  {left[0]}:{left[1]:02d} left"
+            )
+        self._interval = []
+        self.restart_clock(step)
+        print(line, flush=True)
+        self.record(step, recorded)
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        """Appends to metrics.jsonl and to the event file."""
+        row = {"step": step, "time": round(time.time(), 3), **values}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Writes the rest of both files and closes them."""
+        self._file.close()
+        self._events.close()

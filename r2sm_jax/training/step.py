@@ -42,8 +42,8 @@ class TrainState(NamedTuple):
 
 
 def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """Builds a new model as (graph, trainable parameters, constants), without the frozen language
-    model."""
+    """A new model as (graph, trainable parameters, constants). The frozen language model is not
+    part of it."""
     graphdef, params, constants = nnx.split(
         build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...
     )
@@ -53,7 +53,7 @@ def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State
 def init_state(
     params: nnx.State, optimizer: optax.GradientTransformation, *, averaged: bool = False
 ) -> TrainState:
-    """Makes the state before the first step; `averaged`: with an average of the parameters."""
+    """The state before the first step. `averaged`: with a running average of the parameters."""
     opt_state = jax.jit(optimizer.init)(params)
     average = jax.tree.map(jnp.copy, params) if averaged else None
     return TrainState(params, opt_state, jnp.zeros((), jnp.int32), average)
@@ -62,19 +62,19 @@ def init_state(
 def update_average(
     average: nnx.State, params: nnx.State, step: Int[Array, ""], decay: float
 ) -> nnx.State:
-    """Moves the running average after a step.
-
-    In the first steps its decay is smaller, `(1 + step) / (10 + step)` as in TensorFlow's
-    ExponentialMovingAverage, so that it forgets the random start.
-    """
+    """The running average after a step. In the first steps its decay is smaller, `(1 + step) / (10
+    + step)` as in TensorFlow's ExponentialMovingAverage, so that it forgets the random start."""
     decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
     return jax.tree.map(lambda a, p: a + (1 - decay_now) * (p - a), average, params)
 
 
 def predict_for_training(
-    model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
+    model: R2SM,
+    batch: Batch,
+    names: Names,
+    instance_regions: Float[Array, "b m h w"],
 ) -> TrainingOutput:
-    """Predicts everything that the losses compare with the targets."""
+    """Everything that the losses compare with the targets."""
     image_features = model.encode_image(batch["image"], batch["image_mask"])
     decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
 
@@ -108,7 +108,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     config: Config,
 ) -> tuple[TrainState, Values]:
-    """Takes one step of a resolved configuration."""
+    """One step of a resolved configuration."""
     targets = make_targets(batch, config.loss, head=config.model.head)
 
     def loss_of_part(params: nnx.State, part: Batch, part_targets: Targets) -> tuple[Array, Values]:
@@ -140,8 +140,8 @@ def train_step(
 
 
 def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
-    """Adds up a function over `count` parts of a batch, one after the other, in the memory of one
-    part. The weights of the targets make it the value of the whole batch, however parts differ."""
+    """The sum of a function over `count` parts of a batch, one after the other, in the memory of
+    one part."""
     if count == 1:
         return function(batch)
 
@@ -150,12 +150,14 @@ def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
         return jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0)
 
     parts = jax.tree.map(divide, batch)
-    shapes = jax.eval_shape(lambda parts: function(jax.tree.map(lambda x: x[0], parts)), parts)
+    first_part = jax.tree.map(lambda x: x[0], parts)
+    shapes = jax.eval_shape(function, first_part)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, function(part)), None
 
-    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), parts)
+    total, _ = jax.lax.scan(add, zeros, parts)
     return total
 
 
@@ -199,6 +201,6 @@ def without_compiler_alarm() -> Iterator[None]:
 def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
     """Graph, training state and constants of a run as shapes; nothing is computed."""
     graphdef, params, constants = nnx.split(abstract_model(config.model), nnx.Param, ...)
-    optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
     make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
     return graphdef, jax.eval_shape(make_state, params), constants

@@ -22,12 +22,12 @@ from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
 from r2sm_jax.data.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import MaskCompleter, load_completer
-from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
-from r2sm_jax.inference.run import Run, load
+from r2sm_jax.inference.crop_models import MaskCompleter
+from r2sm_jax.inference.load import Run, load, load_completer
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.hub import TOKENIZER
+from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.models.text_encoder import load_text_encoder
 
 SETTINGS = "onnx.json"
@@ -46,7 +46,8 @@ def decide_part(run: Run) -> Part:
             f"whose head is one of {', '.join(LEARNED_HEADS)}"
         )
     predictor = run.predictor
-    model = model_with_weights(config, flat_weights(predictor.weights), run.folder)
+    graphdef, _ = nnx.split(abstract_model(config))
+    model = nnx.merge(graphdef, predictor.weights)
     encoder = load_text_encoder(predictor.text_encoder.folder)
 
     def decide(ids: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:

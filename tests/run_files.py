@@ -1,0 +1,39 @@
+"""What tests read in a run folder, and a run folder of a completer."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from orbax import checkpoint as ocp
+
+from r2sm_jax.cli import to_json
+from r2sm_jax.config import FORMAT_VERSION, Config
+from r2sm_jax.inference.crop_models import MaskCompleter
+from r2sm_jax.training.run_folder import write_json, write_model
+
+
+def steps(run: Path) -> list[int]:
+    """The steps that have a checkpoint."""
+    return sorted(int(path.name) for path in (run / "checkpoints").iterdir())
+
+
+def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by path."""
+    with ocp.CheckpointManager((run / "checkpoints").absolute()) as manager:
+        content = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+    return {name: np.asarray(value) for name, value in content["state"].items()}
+
+
+def logged(run: Path, name: str = "train/loss") -> dict[int, dict[str, float]]:
+    """The lines of metrics.jsonl that have a figure, by step."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line for line in lines if name in line}
+
+
+def save_completer(folder: Path, completer: MaskCompleter) -> None:
+    """Writes a completer as its training does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {"model_type": "r2sm", "format_version": FORMAT_VERSION, "compact": False}
+    write_json(folder / "config.json", stored | {"config": to_json(Config())})
+    entry = {"config": to_json(completer.config), "threshold": completer.threshold}
+    write_model(folder, "completer", completer.weights, {"completer": entry, "step": 1})

@@ -1,0 +1,177 @@
+"""The loop, for every task: resuming to the bit, signals, starting from other weights, logs."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from flax import nnx
+from run_files import arrays, logged, steps
+from safetensors.numpy import load_file, save_file
+from tiny_efficientnet import DIMS, tiny_tensors
+
+from r2sm_jax import train
+from r2sm_jax.inference.load import load_part
+from r2sm_jax.models.keys import read_efficientnet
+from r2sm_jax.training import run_folder
+from r2sm_jax.training.run_folder import Logs
+
+CROPS = """
+    --train.steps 4 --train.batch-size 2 --train.log-every 1 --train.checkpoint-every 1
+    --train.evaluate-every 2 --train.evaluate-samples 8 --data.scenes 8 --data.source scenes
+    --model.vision.image-size 64
+""".split()
+SIZES = "--model.{0}.size 32 --model.{0}.dims 8 16 --model.{0}.depth 1 --model.{0}.heads 2"
+COMPLETER = [*CROPS, "--train.part", "completer", *SIZES.format("completer").split()]
+OUTLINER = [*CROPS, "--train.part", "outliner", *SIZES.format("outliner").split()]
+OUTLINER += "--model.outliner.efficientnet= --model.outliner.block-dims 8 16 8".split()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The runs of completer and outliner that never stopped, by their part."""
+    folder = tmp_path_factory.mktemp("runs")
+    patch = pytest.MonkeyPatch()
+    for part, flags in (("completer", COMPLETER), ("outliner", OUTLINER)):
+        patch.setattr("sys.argv", ["train", *flags, "--run", str(folder / part)])
+        train.main()
+    patch.undo()
+    return {part: folder / part for part in ("completer", "outliner")}
+
+
+def at_step(monkeypatch, step: int, action) -> None:
+    """Does something when a step's losses are logged."""
+    add = Logs.add
+
+    def patched(self, number, values, **options):
+        if number == step:
+            action()
+        return add(self, number, values, **options)
+
+    monkeypatch.setattr(Logs, "add", patched)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("part", ["segmenter", "completer", "outliner"])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    part, runs, tiny_run, tiny_flags, tmp_path, command, monkeypatch
+):
+    flags = {"segmenter": tiny_flags, "completer": COMPLETER, "outliner": OUTLINER}[part]
+    whole = runs.get(part, tiny_run)
+    run = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, interrupt)
+        assert command(train.main, *flags, "--run", run).code == 130
+    assert steps(run) == [1, 2]
+    end = command(train.main, "--resume", "--run", run)  # which keeps the run's configuration
+    assert end.code == 0 and "resumed at step 2" in end.out, end
+    assert (part == "segmenter") == (run / "report.json").exists()
+
+    expected, actual = arrays(whole, 4), arrays(run, 4)
+    assert actual.keys() == expected.keys() and len(actual) > 50
+    different = [name for name in actual if actual[name].tobytes() != expected[name].tobytes()]
+    assert different == []
+    names = ("model.safetensors", "config.json")
+    weights, config = ((path / names[0]).read_bytes() for path in (whole, run))
+    assert weights == config
+    one, other = (json.loads((path / names[1]).read_text()) for path in (whole, run))
+    assert one.get("calibration") == other.get("calibration") and one["step"] == other["step"]
+    assert [line["train/loss"] for line in logged(run).values()] == [
+        line["train/loss"] for line in logged(whole).values()
+    ]
+
+
+@pytest.mark.usefixtures("steps_alone")
+def test_a_signal_saves_and_ends_and_what_was_learned_can_be_used(
+    tiny_flags, tmp_path, command, monkeypatch
+):
+    run = tmp_path / "run"
+    flags = [*tiny_flags, "--train.checkpoint-every", 100, "--train.evaluate-every", 100]
+    with monkeypatch.context() as patch:
+        at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        end = command(train.main, *flags, "--run", run)
+    assert end.code == 0 and "SIGTERM" in end.out and f"--resume --run {run}" in end.out
+    assert steps(run) == [2] and (run / "model.safetensors").exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert "resumed at step 2" in command(train.main, "--resume", "--run", run).out
+
+
+def test_a_crop_model_is_scored_beside_rules_and_stored(runs):
+    last = logged(runs["completer"], "dev/alone/hidden/amodal_iou")[4]
+    assert last["dev/visible mask/hidden/occluded_iou"] == 0
+    assert last["dev/hull/hidden/amodal_iou"] > last["dev/visible mask/hidden/amodal_iou"]
+    stored = json.loads((runs["completer"] / "config.json").read_text())
+    completer = load_part(runs["completer"], "completer")
+    assert completer.config.size == 32
+    assert completer.threshold == stored["completer"]["threshold"]
+    assert logged(runs["outliner"], "dev/click/iou")
+    assert load_part(runs["outliner"], "outliner").config.size == 32
+
+
+@pytest.mark.parametrize(("part", "flags"), [("completer", COMPLETER), ("outliner", OUTLINER)])
+def test_a_crop_model_starts_from_the_weights_of_another(part, flags, runs, tmp_path, command):
+    flags = [*flags, "--init", runs[part], "--optimizer.learning-rate", "0"]
+    end = command(train.main, *flags, "--run", tmp_path / "run")
+    assert end.code == 0, end.err
+    before, after = (load_file(run / "model.safetensors") for run in (runs[part], tmp_path / "run"))
+    assert before.keys() == after.keys() and all(name.startswith(part) for name in after)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-6)
+
+
+def test_a_segmenter_starts_from_a_run_and_from_an_export_alike(tiny_run, tiny_config):
+    from r2sm_jax.inference.load import load, load_weights
+
+    weights = load_weights(tiny_run, tiny_config.model)
+    expected = nnx.to_flat_state(load(tiny_run).predictor.weights)
+    for (path, value), (other, stored) in zip(nnx.to_flat_state(weights), expected, strict=True):
+        assert path == other and np.array_equal(value[...], stored[...])
+
+
+def test_a_completer_reads_the_features_of_a_published_backbone(tmp_path, command, refused):
+    published = tmp_path / "tiny.safetensors"
+    save_file(tiny_tensors(), published)
+    flags = [*COMPLETER, "--model.completer.efficientnet", published, "--train.steps", 2]
+    assert "--model.completer.block-dims" in refused(
+        train.main, *flags, "--run", tmp_path / "other"
+    )
+    assert not (tmp_path / "other").exists()
+    fitting = ["--model.completer.block-dims", *DIMS[:6]]
+    end = command(train.main, *flags, *fitting, "--run", tmp_path / "run")
+    assert end.code == 0, end.err
+    tensors = load_file(tmp_path / "run/model.safetensors")
+    expected = read_efficientnet(published)["_blocks.5._project_conv.weight"][..., 0, 0]
+    kernel = tensors["completer.efficientnet.blocks.5.project.kernel"]
+    np.testing.assert_array_equal(kernel, expected.T)
+
+
+@pytest.mark.usefixtures("steps_alone")
+def test_a_loss_that_is_not_finite_ends_with_its_step(tiny_flags, tmp_path, refused, monkeypatch):
+    step, count = train.SegmenterTask.step, iter(range(1, 9))
+
+    def broken(self, state, batch):
+        state, values = step(self, state, batch)
+        factor = np.nan if next(count) == 3 else 1
+        return state, values | {"loss": values["loss"] * factor}
+
+    monkeypatch.setattr(train.SegmenterTask, "step", broken)
+    flags = ["--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100]
+    message = refused(train.main, *tiny_flags, "--run", tmp_path / "run", *flags)
+    assert "step 3: the loss is not finite" in message
+    assert steps(tmp_path / "run") == [2]  # from where --resume goes on
+
+
+def test_the_speed_leaves_out_what_is_no_training(tmp_path, monkeypatch):
+    clock = iter([0.0, 10.0, 12.0, 100.0, 104.0, 104.0])
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: next(clock))
+    loop = train.Config().train
+    logs = Logs(tmp_path, run_folder.replace(loop, log_every=1, steps=9), start=0)
+    logs.add(1, {"loss": np.array(1.0)}, wait=True)  # compiles for 10 s
+    logs.restart_clock(1)  # at 100 s: an evaluation and a checkpoint lie between
+    logs.add(2, {"loss": np.array(1.0)}, wait=True)
+    logs.close()
+    assert logged(tmp_path)[2]["train/seconds_per_step"] == 4
