@@ -4,8 +4,8 @@ How a file becomes training queries, for COCOA as an example:
 
 1. `read_coco` (data/coco.py) reads it and yields an `ImageTruth` for each image.
 2. `Collector` (data/collector.py) counts the records that cannot be used.
-3. `add_template_queries` (template.py) writes queries about the objects, since COCOA has none.
-4. `write_records` (data/dataset.py) checks all and writes the dataset file, which training reads.
+3. `template_queries` (queries.py) writes queries about the objects, since COCOA has none.
+4. `write` (data/dataset.py) checks all and writes the dataset file, which training reads.
 
 A new format is a reader, and a command here that passes it to `convert`.
 """
@@ -23,16 +23,12 @@ from tyro.conf import OmitArgPrefixes, Positional
 from r2sm_jax.data import masks
 from r2sm_jax.data.coco import COCOOptions, Kind, read_coco
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.dataset import (
-    ImageTruth,
-    read_records,
-    to_records,
-    write_records,
-)
+from r2sm_jax.data.dataset import ImageTruth, read_records, write
 from r2sm_jax.data.mask_folders import read_mask_folders
-from r2sm_jax.data.validation import check_records, find_shared_files
+from r2sm_jax.data.validation import find_shared_files
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
+from r2sm_jax.tools.queries import template_queries
 from r2sm_jax.tools.referring import (
     R2SMFields,
     json_files,
@@ -43,7 +39,6 @@ from r2sm_jax.tools.referring import (
     read_reasonseg,
     read_refcoco,
 )
-from r2sm_jax.tools.template import add_template_queries
 
 COCO_KINDS: dict[Kind, str] = {
     "coco": "COCO instances and alike: visible masks alone, so all queries are modal.",
@@ -306,14 +301,13 @@ def convert(
     if not truths:
         raise InputError(f"{sources}: there are no annotated images in it; is it of this format?")
     note_oddities(truths, sources, collector)
-    records = to_records(truths, info or {"description": f"converted from {name}: {sources}"})
-    check_records(files.out, records)
-    if template.queries and not records["queries"]:
-        add_template_queries(files.out, records, template.queries, template.seed)
-        if not records["queries"]:
+    if template.queries and not any(truth.queries for truth in truths):
+        truths = [with_template_queries(truth, template) for truth in truths]
+        if not any(truth.queries for truth in truths):
             collector.note(sources, "no query could be written; name the classes")
     collector.print()
-    write_records(files.out, records, files.overwrite)
+    info = info or {"description": f"converted from {name}: {sources}"}
+    records = write(files.out, truths, info, overwrite=files.overwrite)
 
     counts = ", ".join(f"{len(v)} {key}" for key, v in records.items() if isinstance(v, list))
     types = Counter(query["mask_type"] for query in records["queries"])
@@ -321,6 +315,13 @@ def convert(
     if image_folder != files.out.resolve().parent:
         flag = f"--data.images {image_folder}"
         print(f"the images are not below {files.out.parent}; pass {flag} with the dataset")
+
+
+def with_template_queries(truth: ImageTruth, options: TemplateOptions) -> ImageTruth:
+    """An image with queries of the grammar about its objects."""
+    stuff = [instance.id for instance in truth.instances if instance.fields.get("isStuff")]
+    queries = template_queries(truth, options.queries, options.seed, stuff)
+    return replace(truth, queries=tuple(queries))
 
 
 def check_arguments(files: Files) -> None:

@@ -14,10 +14,9 @@ from r2sm_jax.tools.check import check
 from r2sm_jax.tools.complete import complete
 from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.convert import FORMATS
-from r2sm_jax.tools.queries import parse, requests
+from r2sm_jax.tools.queries import parse, requests, template
 from r2sm_jax.tools.show import show
 from r2sm_jax.tools.stats import stats
-from r2sm_jax.tools.template import template
 
 
 def build(

@@ -1,9 +1,10 @@
-"""`data queries requests` and `parse`: queries that a vision-language model writes.
+"""`data queries`: queries that a vision-language model writes (`requests`, `parse`), and queries of
+the grammar of the scenes (`template`).
 
-That is how the queries of the R2SM paper were made. Requests have the form of the OpenAI-compatible
-batch interfaces, one line of JSON for each image and mask type. Answers have the form of R2SM,
-`<Q>…</Q><A>instance id is [3], class name is [mug]; …</A>`, or of LISA++ ("label name is"). The
-prompts are in llm_queries.toml.
+The first is how the queries of the R2SM paper were made. Requests have the form of the
+OpenAI-compatible batch interfaces, one line of JSON for each image and mask type. Answers have the
+form of R2SM, `<Q>…</Q><A>instance id is [3], class name is [mug]; …</A>`, or of LISA++ ("label name
+is"). The prompts are in llm_queries.toml.
 """
 
 import base64
@@ -11,23 +12,25 @@ import json
 import re
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from string import Template
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Instance, read_json
-from r2sm_jax.errors import InputError, atomic_write, load_json
-from r2sm_jax.query import MASK_TYPES, MaskType
+from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
+from r2sm_jax.query import MASK_TYPES, MaskType, Query
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.synthetic.queries.objects import MIN_HIDDEN_SHARE
-from r2sm_jax.tools.template import find_background
+from r2sm_jax.synthetic.queries.write import write_queries
+from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
 
 PROMPTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text("utf-8"))
 REASONS = {
@@ -91,12 +94,12 @@ def requests(
         overwrite: Replace the file if it exists.
     """
     data = read_json(dataset, images, need_images=image == "embed")
-    background = find_background(load_json(dataset, "a dataset file"))
+    stuff = stuff_ids(load_json(dataset, "a dataset file"))
     counts = Counter[str]()
     with atomic_write(out, overwrite) as part, part.open("w", encoding="utf-8") as file:
         for index in range(len(data)):  # only one image's masks are in memory at a time
             truth = data.truth_at(index)
-            tables = make_tables(truth, background)
+            tables = make_tables(truth, find_background(truth, stuff))
             url = truth.file_name
             if tables and image == "embed":
                 url = to_data_url(data[index].image)
@@ -211,7 +214,7 @@ def parse(
     data = read_json(dataset, need_images=False)
     records = load_json(dataset, "a dataset file")
     added, left_out = collect_queries(
-        [data.truth_at(index) for index in range(len(data))], find_background(records), answers
+        [data.truth_at(index) for index in range(len(data))], stuff_ids(records), answers
     )
     if rejected is not None:
         with atomic_write(rejected, overwrite) as part:
@@ -233,7 +236,7 @@ def parse(
 
 
 def collect_queries(
-    truths: Sequence[ImageTruth], background: set[int], paths: Sequence[Path]
+    truths: Sequence[ImageTruth], stuff: set[int], paths: Sequence[Path]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Collects the queries of files of answers.
 
@@ -256,6 +259,7 @@ def collect_queries(
             left_out.append(place | {"reason": "unreadable", "answer": text})
             continue
         truth, mask_type = requested[custom_id]
+        background = find_background(truth, stuff)
         offered = {
             instance.id: instance.category
             for instance in truth.instances
@@ -350,3 +354,94 @@ def _content_words(question: str) -> frozenset[str]:
     words = words_of(question)
     content = frozenset(word.removesuffix("s") for word in words if word not in COMMON_WORDS)
     return content or frozenset(words)
+
+
+# Template
+
+
+def template(
+    dataset: Positional[Path],
+    /,
+    out: Path,
+    queries: int = 8,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> None:
+    """Adds queries from the embedded grammar to a copy of a dataset file.
+
+    Half of them are modal, half amodal. An `ignore` annotation gets no query, one whose complete
+    mask is not known gets only modal ones, and COCOA's stuff (`isStuff`) gets queries only if there
+    is nothing else. A query that the file has already is not added again.
+
+    Args:
+        dataset: The dataset file. Its class names become the nouns; its masks tell what hides what.
+        out: The dataset file to write.
+        queries: How many queries to write for an image.
+        seed: Another seed gives other queries.
+        overwrite: Replace the dataset file if it exists.
+    """
+    if queries < 1 or seed < 0:
+        raise InputError("queries template: give --queries 1 or more and --seed 0 or more")
+    refuse_overwrite(out, overwrite)
+    data = read_json(dataset, need_images=False)
+    records = load_json(dataset, "a dataset file")
+    stuff = stuff_ids(records)
+    number = max((query["id"] for query in records["queries"]), default=0)
+    added = []
+    for index in range(len(data)):  # only one image's masks are in memory at a time
+        truth = data.truth_at(index)
+        for query in template_queries(truth, queries, seed, stuff):
+            number += 1
+            record = {
+                "id": number,
+                "image_id": truth.image_id,
+                "text": query.text,
+                "mask_type": query.mask_type,
+                "instance_ids": list(query.instance_ids),
+                "kind": dict(query.kind),
+            }
+            added.append(record)
+    records["queries"] += added
+    with atomic_write(out, overwrite) as part:
+        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", "utf-8")
+    types = Counter(query["mask_type"] for query in added)
+    num_without = len(data) - len({query["image_id"] for query in added})
+    print(
+        f"wrote {out}: {len(added)} queries more ({types['modal']} modal, {types['amodal']} "
+        f"amodal); {num_without} of {len(data)} images got none"
+    )
+
+
+def template_queries(
+    truth: ImageTruth, count: int, seed: int, stuff: Collection[int] = ()
+) -> list[Query]:
+    """Writes up to `count` queries about an image, without those that it has already.
+
+    `stuff` are the ids of COCOA's stuff. Raises ValueError for a mask that cannot be read.
+    """
+    instances = [instance.convert(masks.expand) for instance in truth.instances]
+    forbidden = forbidden_targets(instances, find_background(truth, stuff))
+    # A generator of its own for each image, so that queries do not depend on the other images.
+    # A seed cannot be negative, and ids can.
+    rng = np.random.default_rng((seed, truth.image_id % 2**63))
+    facts = describe_objects(instances)
+    earlier = {(query.text, frozenset(query.instance_ids)) for query in truth.queries}
+    return [
+        query
+        for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden)
+        if (query.text, frozenset(query.instance_ids)) not in earlier
+    ]
+
+
+def stuff_ids(records: Mapping[str, Any]) -> set[int]:
+    """The ids of COCOA's stuff (floor, carpet, sky) among the records of a dataset file."""
+    return {record["id"] for record in records["annotations"] if record.get("isStuff")}
+
+
+def find_background(truth: ImageTruth, stuff: Collection[int]) -> set[int]:
+    """The ids of the objects of an image that no query asks for: ignored ones, and stuff unless
+    there is nothing else."""
+    ids = {instance.id for instance in truth.instances}
+    ignored = {instance.id for instance in truth.instances if instance.ignore}
+    background = ignored | ids.intersection(stuff)
+    return ignored if background == ids else background
