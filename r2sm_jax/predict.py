@@ -46,7 +46,7 @@ def predict_one(args: PredictConfig) -> None:
         # Raises if a file is there.
         refuse_overwrite(Path(args.out) / FILES[0], overwrite=True)
     image = read_image(Path(args.image))
-    given: dict[str, list[Any]] = {}
+    given: dict[str, Any] = {}
     if args.mask is not None:
         mask = read_mask(read_file(Path(args.mask), image.shape[:2]), image.shape[:2], args.mask)
         given["masks"] = [clean(mask) if args.clean else mask]
@@ -59,7 +59,9 @@ def predict_one(args: PredictConfig) -> None:
 
     predictor = load_predictor(args)
     predictor.set_image(image)
-    (prediction,) = predictor.predict([args.query], args.mask_type, abstain=args.abstain, **given)
+    (prediction,) = predictor.predict(
+        [args.query], mask_type=args.mask_type, abstain=args.abstain, **given
+    )
     print(json.dumps(prediction.to_json()) if args.json else prediction.summary())
     if args.out or not args.json:
         folder = output_folder(args)

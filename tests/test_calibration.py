@@ -167,8 +167,7 @@ def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predi
         shifted = predictor.updated(calibration=Calibration(mask_shift=shift, presence_bias=100.0))
         ((output,),) = shifted.predict_logits([image], [["the mug"]])
         letterbox = shifted.frame(image).letterbox
-        options = {"with_logits": True}
-        return shifted.to_predictions(["the mug"], [output], letterbox, ["amodal"], **options)[0]
+        return shifted.to_prediction("the mug", output, letterbox, "amodal", with_logits=True)
 
     before = predict(0.0)
     num_programs = predictor._decode._cache_size()

@@ -17,7 +17,6 @@ from r2sm_jax import predict
 from r2sm_jax.data.dataset import Instance, write_records
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
-from r2sm_jax.inference import many
 from r2sm_jax.inference.many import PREDICTIONS, find_tasks, predict_images
 from r2sm_jax.predict import main
 from r2sm_jax.query import Query
@@ -279,23 +278,6 @@ def test_a_stopped_call_goes_on_without_repeating(stub, photos, tmp_path, monkey
     assert predict_images(stub, tasks, tmp_path / "parts")[:2] == (COUNT - parts[0], parts[0])
     whole = (tmp_path / "whole" / PREDICTIONS).read_bytes()
     assert (tmp_path / "parts" / PREDICTIONS).read_bytes() == whole
-
-
-def test_an_answer_that_cannot_be_made_stops_the_call(stub, photos, tmp_path, monkeypatch):
-    tasks = find_tasks(str(photos), QUERY, None)
-    write = many.Answers.write
-
-    def fail_at_the_third(answers, task, predictions):
-        if task.name == tasks[2].name:
-            raise InputError("no room")
-        write(answers, task, predictions)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(many.Answers, "write", fail_at_the_third)
-        with pytest.raises(InputError, match="no room"):
-            predict_images(stub, tasks, tmp_path)
-    assert predict_images(stub, tasks, tmp_path).num_earlier >= 2
-    assert len(fused(tmp_path)) == COUNT
 
 
 def test_shards_answer_what_one_call_answers(stub, photos, tmp_path, command):

@@ -177,7 +177,9 @@ class TextStates:
     def warm_up(self) -> None:
         """Compiles what a question needs."""
         for length in self._lengths:
-            self._encode([], FEW_TOKENS, length, "float32")
+            for at_once in (FEW_TOKENS, MANY_TOKENS):
+                # A generator: a sentence without tokens makes it compute.
+                list(self._encode([b""], at_once, length, "float32"))
 
     def _pad(
         self, states: Sequence[np.ndarray], length: int

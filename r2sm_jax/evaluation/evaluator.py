@@ -144,7 +144,7 @@ def answer_all(
         source: the images and their queries.
         use: is called in threads, for one query after the other.
         name: of the split, for the progress that is shown.
-        options: of `Predictor.to_predictions`.
+        options: of `Predictor.to_prediction`.
     """
     indices = [index for index in range(len(source)) if source.queries_at(index)]
     # The oracle head is told the requested type.

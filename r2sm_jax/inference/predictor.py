@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 
 from r2sm_jax.config import MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
@@ -79,16 +79,6 @@ class Asked(NamedTuple):
     """Auto, modal or amodal for each query."""
     about: Any = None
     """Whatever the caller wants to know of it later."""
-
-
-class _Row(NamedTuple):
-    """One row of a batch: an image in its frame, and up to 8 queries about it."""
-
-    image_index: int
-    frame: UInt8[np.ndarray, "S S 3"]
-    valid: Bool[np.ndarray, "S S"]
-    """False on letterbox padding."""
-    queries: Sequence[str]
 
 
 class Predictor:
@@ -264,9 +254,10 @@ class Predictor:
         predictions: list[Prediction] = []
         for part in _split([request.text for request in requests], QUERY_BUCKETS[-1]):
             (outputs,) = self._decode_rows(image.features, [part])
-            predictions += self.to_predictions(
-                part, outputs, image.letterbox, [mask_type] * len(part), abstain=abstain
-            )
+            for text, output in zip(part, outputs, strict=True):
+                predictions.append(
+                    self.to_prediction(text, output, image.letterbox, mask_type, abstain=abstain)
+                )
         self._warn_of_truncated(predictions)
         return name_hiders(self._with_places(predictions, requests, image))
 
@@ -288,30 +279,26 @@ class Predictor:
         Raises InputError if there is no image, a mask cannot be used, or the model has no
         completer.
         """
+        if self.completer is None:
+            raise no_part("completer", "this model")
         image = self._image if image is None else image
         if image is None:
             raise InputError("no image to look at; call set_image first")
         # The completer reads pixels, so the features of the image are not needed.
         pixels = image.pixels if isinstance(image, EncodedImage) else open_image(image)
-        if self.completer is None:
-            raise no_part("completer", "this model")
         size = pixels.shape[:2]
         visible_masks = []
         for number, mask in enumerate(list_masks(masks), start=1):
             visible_masks.append(read_mask(mask, size, f"mask {number}"))
-        if neighbours is None:
-            return self.completer(pixels, visible_masks)
-
-        if len(neighbours) != len(visible_masks):
-            raise InputError(
-                f"{len(neighbours)} neighbours, but {len(visible_masks)} masks; give the union of "
-                "the other objects, or None, for each mask"
-            )
-        others = []
-        for number, mask in enumerate(neighbours, start=1):
-            if mask is not None:
-                mask = read_mask(mask, size, f"neighbours of mask {number}", may_be_empty=True)
-            others.append(mask)
+        others: list[Mask | None] | None = None
+        if neighbours is not None:
+            if len(neighbours) != len(visible_masks):
+                raise InputError(f"{len(neighbours)} neighbours, but {len(visible_masks)} masks")
+            others = []
+            for number, mask in enumerate(neighbours, start=1):
+                name = f"neighbours of mask {number}"
+                is_known = mask is not None
+                others.append(read_mask(mask, size, name, may_be_empty=True) if is_known else None)
         return self.completer(pixels, visible_masks, neighbours=others)
 
     def _encoded(self, image: EncodedImage | ImageLike | None) -> EncodedImage:
@@ -392,15 +379,14 @@ class Predictor:
             items: anything that `read` takes.
             read: gives the image of an item and its queries.
             finish: takes what `read` gave, and its predictions.
-            options: of `to_predictions`.
+            options: of `to_prediction`.
         """
 
         def predict(asked: Asked, outputs: Sequence[R2SMOutput]) -> Iterator[Prediction]:
-            for query, mask_type, output in zip(
-                asked.queries, asked.mask_types, outputs, strict=True
-            ):
-                letterbox = asked.image.letterbox
-                yield from self.to_predictions([query], [output], letterbox, [mask_type], **options)
+            letterbox = asked.image.letterbox
+            arguments = zip(asked.queries, outputs, asked.mask_types, strict=True)
+            for query, output, mask_type in arguments:
+                yield self.to_prediction(query, output, letterbox, mask_type, **options)
 
         parts = [*_split(items, BATCH_ROWS), ()]
         finishing: list[Future[R]] = []
@@ -438,66 +424,62 @@ class Predictor:
         """
         self._check_process()
 
+        frames = [
+            image if isinstance(image, FramedImage) else self.frame(image) for image in images
+        ]
         # A row holds up to 8 queries about one image, so an image takes several rows, one, or none.
         rows = []
-        for index, image in enumerate(images):
-            letterbox, pixels = image if isinstance(image, FramedImage) else self.frame(image)
-            valid = letterbox.valid()
-            for part in _split(queries[index], QUERY_BUCKETS[-1]):
-                rows.append(_Row(index, pixels, valid, part))
+        for index, of_image in enumerate(queries):
+            rows += [(index, part) for part in _split(of_image, QUERY_BUCKETS[-1])]
 
         outputs: list[list[R2SMOutput]] = [[] for _ in images]
         for batch in _split(rows, batch_rows):
             # Every batch has the same number of images, so that encoding compiles once.
-            padded = _pad(batch, batch_rows)
-            frames = np.stack([row.frame for row in padded])
-            valid = np.stack([row.valid for row in padded])
-            features = self._encode_image(self.weights, frames, valid)
-            decoded = self._decode_rows(features, [row.queries for row in batch])
-            for row, outputs_of_row in zip(batch, decoded, strict=True):
-                outputs[row.image_index] += outputs_of_row
+            padded = [frames[index] for index, _ in _pad(batch, batch_rows)]
+            pixels = np.stack([frame.pixels for frame in padded])
+            valid = np.stack([frame.letterbox.valid() for frame in padded])
+            features = self._encode_image(self.weights, pixels, valid)
+            decoded = self._decode_rows(features, [part for _, part in batch])
+            for (index, _), outputs_of_row in zip(batch, decoded, strict=True):
+                outputs[index] += outputs_of_row
         return outputs
 
-    def to_predictions(
+    def to_prediction(
         self,
-        queries: Sequence[str],
-        outputs: Sequence[R2SMOutput],
+        query: str,
+        output: R2SMOutput,
         letterbox: Letterbox,
-        mask_types: Sequence[str],
+        mask_type: str = "auto",
         *,
         abstain: float = 0.0,
         with_candidates: bool = False,
         with_logits: bool = False,
-    ) -> list[Prediction]:
-        """Makes the predictions for the queries about one image (postprocess.py).
+    ) -> Prediction:
+        """Makes the prediction for a query about an image (postprocess.py).
 
         Threads may call it while another one computes the outputs of other images.
 
         Args:
-            queries: the sentences, or "" where there is none.
-            outputs: those of `predict_logits` for this image, one for each query.
+            query: the sentence, or "" where there is none.
+            output: that of `predict_logits`.
             letterbox: the image's.
-            mask_types: auto, modal or amodal for each query.
+            mask_type: auto, modal or amodal.
             abstain: a probability that is nearer than this to 0.5 is undecided.
             with_candidates: fill in `Prediction.candidates`.
             with_logits: fill in `Prediction.mask_logits`.
         """
-        predictions = []
-        for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
-            amodal_logit = float(output.amodal_logit)
-            prediction = to_prediction(
-                query,
-                output,
-                decide(self.config.head, query, amodal_logit, mask_type, abstain=abstain),
-                letterbox,
-                presence_threshold=self.config.presence_threshold,
-                with_candidates=with_candidates,
-                with_logits=with_logits,
-                unread=self.text_encoder.cut_off(query),
-                unsure_below=float(self.calibration.unsure_below),
-            )
-            predictions.append(prediction)
-        return predictions
+        amodal_logit = float(output.amodal_logit)
+        return to_prediction(
+            query,
+            output,
+            decide(self.config.head, query, amodal_logit, mask_type, abstain=abstain),
+            letterbox,
+            presence_threshold=self.config.presence_threshold,
+            with_candidates=with_candidates,
+            with_logits=with_logits,
+            unread=self.text_encoder.cut_off(query),
+            unsure_below=float(self.calibration.unsure_below),
+        )
 
     # The rest.
 
