@@ -338,8 +338,8 @@ class LoopConfig:
     """Compute a batch in so many parts, to need the memory of one. The step is the same."""
     matmul_precision: MatmulPrecision = "auto"
     """Operands of matrix products in training, and in encoding its sentences. bfloat16 is for dense
-    layers and Muon. auto = bfloat16 on CPUs with AMX or AVX512-BF16, float32 on other CPUs,
-    tensorfloat32 on accelerators."""
+    layers. auto = bfloat16 on CPUs with AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on
+    accelerators."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
     ema: float = 0.0

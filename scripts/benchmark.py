@@ -114,7 +114,7 @@ def make_batches(data: TrainingData, config: Config) -> DatasetIterator:
 def make_step(config: Config, data: TrainingData) -> Callable[[Batch], Any]:
     """The training step on one device. It keeps its state, and returns the losses of a batch."""
     graphdef, params, constants = split_model(fill_sizes(config.model), 0)
-    optimizer = make_optimizer(config.optimizer, config.train.steps, config.train.matmul_precision)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
     state = init_state(params, optimizer)
     names = jax.device_put(data.names)
     train_step = jit_train_step(graphdef, optimizer, config)

@@ -228,7 +228,7 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
         Config(model=model, train=LoopConfig(batch_size=images, devices=1, accumulate=1))
     )
     graphdef, params, constants = split_model(config.model, 0)
-    optimizer = make_optimizer(config.optimizer, config.train.steps, config.train.matmul_precision)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
     names = {
         group: jnp.ones((count, config.model.text.dim))

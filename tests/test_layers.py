@@ -1,15 +1,11 @@
 """Dense layers, attention by hand, and the fused attention of GPUs as far as a CPU can show it;
 test_gpu.py has the rest."""
 
-import itertools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from r2sm_jax.models import layers
 from r2sm_jax.models.layers import MLP, Linear, attend
 
 
@@ -50,39 +46,3 @@ def test_bfloat16_attention_keeps_its_scores_in_float32():
     assert out.dtype == jnp.bfloat16
     error = np.asarray(out.astype(jnp.float32) - exact)
     assert np.sqrt((error**2).mean()) < 0.004 * float(exact.std())
-
-
-@pytest.mark.parametrize("queries", [(2, 3), (1, 3), (3,)])
-def test_the_fused_attention_of_gpus_is_the_same_function(queries):
-    """Here in XLA's own operations: heads, shared keys, a mask and a bias arrive where they
-    should."""
-    rng = np.random.default_rng(0)
-
-    def random(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(size=shape), jnp.float32)
-
-    query, key, value = random(*queries, 2, 4, 8), random(2, 1, 2, 6, 8), random(2, 1, 2, 6, 8)
-    mask, bias = (
-        jnp.asarray(rng.random((2, 3, 1, 1, 6)) < 0.7).at[..., 0].set(True),
-        random(2, 1, 2, 4, 6),
-    )
-    for shown, added in itertools.product((None, mask), (None, bias)):
-        expected = layers._attend(query, key, value, shown, added)
-        actual = layers._flash(query, key, value, shown, added, implementation="xla")
-        np.testing.assert_allclose(actual, jnp.broadcast_to(expected, actual.shape), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "channels", "lengths", "has_bias", "fits"),
-    [
-        ("bfloat16", 64, (5, 7), False, True),
-        ("bfloat16", 64, (5, 8), True, False),  # odd, with a bias
-        ("bfloat16", 64, (6, 8), True, True),
-        ("bfloat16", 60, (6, 8), False, False),
-        ("bfloat16", 136, (6, 8), False, False),
-        ("float32", 64, (6, 8), False, False),
-    ],
-)
-def test_where_the_fused_attention_of_gpus_applies(dtype, channels, lengths, has_bias, fits):
-    query, key = (jnp.zeros((2, n, channels), dtype) for n in lengths)
-    assert layers.fits_flash(query, key, has_bias) == fits

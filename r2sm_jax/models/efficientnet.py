@@ -110,23 +110,12 @@ class EfficientNetLite(nnx.Module):
         for block in self.blocks[:end]:
             freeze(block)
 
-    def __call__(self, image: Float[Array, "b H W 3"], cached: Levels = ()) -> Levels:
-        """Computes the features at all strides.
-
-        Args:
-            image: (pixels - 127) / 128.
-            cached: features at the first strides. They are passed on, and computation continues
-                after the last of them, so the values of the others do not matter.
-        """
-        features = list(cached)
-        if cached:
-            start = self.ends[len(cached) - 1]
-            x = cached[-1]
-        else:
-            start = 0
-            x = jax.nn.relu6(self.first(image))
+    def __call__(self, image: Float[Array, "b H W 3"]) -> Levels:
+        """Computes the features at all strides of an image (pixels - 127) / 128."""
+        features = []
+        x = jax.nn.relu6(self.first(image))
         # `number` counts the blocks so far, as `ends` does.
-        for number, block in enumerate(self.blocks[start:], start + 1):
+        for number, block in enumerate(self.blocks, start=1):
             x = block(x)
             if number in self.ends:
                 features.append(x)

@@ -19,7 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
+from r2sm_jax.models.efficientnet import EfficientNetLite, Levels
 from r2sm_jax.models.layers import (
     MLP,
     Conv,
@@ -42,30 +42,6 @@ class VisionFeatures(NamedTuple):
     skips: Skips = (None, None)
     """Features at a quarter and at half of the tokens' stride, with the encoder's `skip_dims`
     channels; or none."""
-
-
-class FrozenFeatures(NamedTuple):
-    """What frozen weights compute from an image, so that it can be cached; None for parts that are
-    trained."""
-
-    sam: Float[Array, "b h w d"] | None = None
-    """Of SAM's encoder, before the norms of the neck."""
-    vit: Float[Array, "b _y _x e"] | None = None
-    """Of the plain ViT."""
-    stride4: Float[Array, "b _h4 _w4 _c4"] | None = None
-    """Of EfficientNet, as the next three. In shapes, _h4 is the height of the grid at stride 4."""
-    stride8: Float[Array, "b _h8 _w8 _c8"] | None = None
-    stride16: Float[Array, "b _h16 _w16 _c16"] | None = None
-    stride32: Float[Array, "b _h32 _w32 _c32"] | None = None
-
-    @property
-    def levels(self) -> Levels:
-        """EfficientNet's features as far as they are frozen."""
-        levels = (self.stride4, self.stride8, self.stride16, self.stride32)
-        return tuple(level for level in levels if level is not None)
-
-    def with_levels(self, levels: Levels) -> "FrozenFeatures":
-        return FrozenFeatures(self.sam, self.vit, *levels)
 
 
 class ConvStem(nnx.Module):
@@ -210,27 +186,26 @@ class Block(nnx.Module):
 class VisionEncoder(nnx.Module):
     """Image -> token grid [b h w d] at stride `patch_size`, with the skips of its stem."""
 
-    def __init__(
-        self,
-        config: VisionConfig,
-        *,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         """`config` has the sizes of its published weights (`pretrained.fill_sizes`)."""
         self.config = config
         efficientnet = None
         stem = None
+        vit = None
+        skip_dims = (0, 0)
         if config.encoder == "conv":
             stem = ConvStem(config, dtype=dtype, rngs=rngs)
+            skip_dims = stem.skip_dims
         elif config.encoder == "sam":
             stem = PatchStem(config, dtype=dtype, rngs=rngs)
         elif config.encoder == "efficientnet":
             efficientnet = EfficientNetLite(config.efficientnet_dims, dtype=dtype, rngs=rngs)
             stem = PyramidStem(efficientnet.dims[1:], config, dtype=dtype, rngs=rngs)
+            skip_dims = stem.skip_dims
         self.efficientnet = efficientnet
         self.stem = stem
-        if self.stem is not None:
+        self.skip_dims = skip_dims
+        if stem is not None:
             shape = (config.grid, config.grid, config.dim)
             self.positions = nnx.Param(truncated_normal(rngs.params(), shape, std=0.02))
             windows = [
@@ -238,70 +213,33 @@ class VisionEncoder(nnx.Module):
             ]
             self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
             self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
-        self.skip_dims = (
-            self.stem.skip_dims if isinstance(self.stem, ConvStem | PyramidStem) else (0, 0)
-        )
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.neck2 = Conv(
-            config.out_dim,
-            config.out_dim,
-            (3, 3),
-            padding=1,
-            use_bias=False,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        out_dims = config.out_dim, config.out_dim
+        self.neck2 = Conv(*out_dims, (3, 3), padding=1, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         if config.encoder == "vit":
-            self.vit = PlainViT(config, dtype=dtype, rngs=rngs)
+            vit = PlainViT(config, dtype=dtype, rngs=rngs)
             self.join = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
-        else:
-            self.vit = None
+        self.vit = vit
 
-    def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
-        """Computes what stays the same throughout training."""
-        features = FrozenFeatures()
-        if self.config.sam_frozen:
-            sam, _ = self._encode(image)
-            features = features._replace(sam=sam)
-        if self.vit is not None and self.config.vit_frozen:
-            features = features._replace(vit=self.vit(image))
-        if self.efficientnet is not None:
-            levels = self._efficientnet_levels(image, ())
-            frozen_to = self.config.efficientnet_frozen_to
-            num_frozen = sum(stride <= frozen_to for stride in STRIDES[1:])
-            features = features.with_levels(levels[:num_frozen])
-        return features
-
-    def __call__(
-        self, image: Float[Array, "b H W 3"], cached: FrozenFeatures | None = None
-    ) -> VisionFeatures:
-        """Computes tokens and skips.
-
-        Args:
-            image: normalised to zero mean and unit scale; padding is zero.
-            cached: the `frozen_features` of the image, which are not computed again.
-        """
-        cached = cached or FrozenFeatures()
-        skips = (None, None)
+    def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
+        """Computes tokens and skips of an image, normalised to zero mean and unit scale; padding is
+        zero."""
+        skips: Skips = (None, None)
         if self.vit is not None:
-            vit_tokens = self.vit(image) if cached.vit is None else cached.vit
-            x = self.join(resize(vit_tokens, self.config.grid))
-        elif cached.sam is not None:
-            x = cached.sam
+            x = self.join(resize(self.vit(image), self.config.grid))
         else:
-            x, skips = self._encode(image, cached.levels)
-        x = self.neck_norm1(x)
-        x = self.neck_norm2(self.neck2(x))
+            x, skips = self._encode(image)
+        x = self.neck_norm2(self.neck2(self.neck_norm1(x)))
         return VisionFeatures(x, skips)
 
-    def _encode(
-        self, image: Float[Array, "b H W 3"], cached_levels: Levels = ()
-    ) -> tuple[Float[Array, "b h w d"], Skips]:
-        """Stem, blocks and the first layer of the neck."""
+    def _encode(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b h w d"], Skips]:
+        """Computes stem, blocks and the first layer of the neck."""
         assert self.stem is not None
         if isinstance(self.stem, PyramidStem):
-            x, skips = self.stem(self._efficientnet_levels(image, cached_levels))
+            assert self.efficientnet is not None
+            levels = self.efficientnet(normalise(image, "efficientnet_lite"))
+            x, skips = self.stem(levels[1:])
         else:
             x, skips = self.stem(image)
         x = x + self.positions[...].astype(x.dtype)
@@ -309,17 +247,6 @@ class VisionEncoder(nnx.Module):
             # Recomputing a block in the backward pass saves its activations.
             x = jax.checkpoint(block)(x) if self.config.remat else block(x)
         return self.neck1(x), skips
-
-    def _efficientnet_levels(self, image: Float[Array, "b H W 3"], cached_levels: Levels) -> Levels:
-        """EfficientNet's features from stride 4 on; computation continues after the last cached
-        one."""
-        assert self.efficientnet is not None
-        # EfficientNetLite counts features from stride 2 on, cached ones from stride 4 on. Of those
-        # that it gets it reads only the last, so the array at stride 4 also fills the place of
-        # stride 2. That place is dropped from the result.
-        cached = (*cached_levels[:1], *cached_levels)
-        image = normalise(image, "efficientnet_lite")
-        return self.efficientnet(image, cached)[1:]
 
 
 def freeze_published(encoder: VisionEncoder) -> None:

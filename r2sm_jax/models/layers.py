@@ -3,16 +3,14 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import rearrange
 from flax import nnx
 from flax.typing import Initializer
 from jax.core import Tracer
-from jax.extend.backend import get_backend
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 from scipy.special import ndtr, ndtri
@@ -138,10 +136,7 @@ class MLP(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Multi-head attention with separate projections of queries, keys and values.
-
-    Keys and values of one image can serve all of its queries, since leading axes broadcast.
-    """
+    """Multi-head attention with separate projections of queries, keys and values."""
 
     def __init__(
         self, dim: int, heads: int, *, inner: int | None = None, dtype: DTypeLike, rngs: nnx.Rngs
@@ -175,82 +170,18 @@ def attend(
     mask: Bool[Array, "... s"] | None = None,
     bias: Float[Array, "*_leading q s"] | None = None,
 ) -> Float[Array, "... q d"]:
-    """Multi-head scaled dot-product attention; softmax in float32.
+    """Computes multi-head scaled dot-product attention.
 
-    Leading axes broadcast. `mask` is False on keys that are hidden; a row that sees no key attends
-    to all evenly. `bias` is added to the scores [... h q s]. On CUDA, 16-bit arrays go to cuDNN
-    where it has a kernel for them.
+    `mask` is False on keys that are hidden; a row that sees no key attends to all evenly. `bias` is
+    added to the scores [b h q s]. Scores and softmax are float32, also of bfloat16 layers:
+    published ViTs have scores of 20 and more, where bfloat16 has steps of an eighth.
     """
+    shape = query.shape
     query, key, value = (
-        rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value)
+        x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads) for x in (query, key, value)
     )
-    mask = None if mask is None else mask[..., None, None, :]
-    if on_cuda() and fits_flash(query, key, mask is not None or bias is not None):
-        attended = jax.lax.platform_dependent(
-            query, key, value, mask, bias, cuda=_flash, default=_attend
-        )
-    else:
-        attended = _attend(query, key, value, mask, bias)
-    return rearrange(attended, "... h q d -> ... q (h d)")
-
-
-def _attend(
-    query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None
-) -> Array:
-    """Attention of arrays [... h s d] in the operations of XLA."""
-    # Scores stay float32 from the product to the softmax, also of bfloat16 layers. Published ViTs
-    # have scores of 20 and more, where bfloat16 has steps of an eighth.
-    scores = jnp.einsum("...qd,...sd->...qs", query, key, preferred_element_type=jnp.float32)
-    scores = scores * query.shape[-1] ** -0.5
-    if bias is not None:
-        scores = scores + bias
     if mask is not None:
-        scores = jnp.where(mask, scores, -1e9)
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum("...qs,...sd->...qd", weights, value)
-
-
-def on_cuda() -> bool:
-    """Whether JAX computes on NVIDIA's GPUs unless told otherwise."""
-    return jax.default_backend() == "gpu" and "cuda" in get_backend().platform_version
-
-
-def fits_flash(
-    query: Float[Array, "... q d"], key: Float[Array, "... s d"], has_bias: bool
-) -> bool:
-    """Whether cuDNN has a kernel for these heads, also for their gradients, on all GPUs since
-    Ampere: at most 128 channels, a multiple of 8, and even lengths where something is added to the
-    scores (jax/_src/cudnn)."""
-    (q, d), s = query.shape[-2:], key.shape[-2]
-    return (
-        query.dtype.itemsize == 2
-        and d <= 128
-        and d % 8 == 0
-        and not (has_bias and (q % 2 or s % 2))
-    )
-
-
-def _flash(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
-) -> Array:
-    """The same by `jax.nn.dot_product_attention`, which wants one leading axis and arrays of one
-    type."""
-    leading = jnp.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
-
-    def flat(x: Array) -> Array:
-        return jnp.broadcast_to(x, (*leading, *x.shape[-3:])).reshape(-1, *x.shape[-3:])
-
-    if mask is not None:
-        mask = flat(jnp.broadcast_to(mask, (*mask.shape[:-2], query.shape[-2], mask.shape[-1])))
+        mask = mask.reshape(-1, 1, 1, mask.shape[-1])
     if bias is not None:
-        bias = flat(bias).astype(query.dtype)
-    batch = [rearrange(flat(x), "b h s d -> b s h d") for x in (query, key, value)]
-    attended = jax.nn.dot_product_attention(
-        *batch, bias=bias, mask=mask, implementation=implementation
-    )
-    return rearrange(attended, "b q h d -> b h q d").reshape(*leading, *query.shape[-3:])
+        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+    return jax.nn.dot_product_attention(query, key, value, bias, mask).reshape(shape)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig, check_head
 from r2sm_jax.models import mask_type_heads as heads
-from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, freeze_published
+from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
     DecoderOutput,
@@ -185,7 +185,7 @@ class R2SM(nnx.Module):
         Args:
             image: RGB in the letterbox frame.
             image_mask: False on letterbox padding.
-            text: token states of l layers of the language model, or of two (`TextConfig`).
+            text: token states of l layers of the language model.
             text_mask: False on padding.
             calibration: fitted after training.
         """
@@ -193,24 +193,12 @@ class R2SM(nnx.Module):
         return self.decode(image_features, text, text_mask, calibration)
 
     def encode_image(
-        self,
-        image: UInt8[Array, "b H W 3"],
-        image_mask: Bool[Array, "b H W"],
-        cached: FrozenFeatures | None = None,
+        self, image: UInt8[Array, "b H W 3"], image_mask: Bool[Array, "b H W"]
     ) -> ImageFeatures:
-        """Once per image: tokens and pixel features. Parts that are `cached` are not computed
-        again."""
-        if cached is not None:
-            cached = jax.tree.map(lambda x: x.astype(self.config.dtype), cached)
-        features = self.vision(self._normalize(image, image_mask), cached)
+        """Computes tokens and pixel features, once per image."""
+        features = self.vision(self._normalize(image, image_mask))
         coarse, fine = self.pixel_decoder(features)
         return ImageFeatures(features.tokens, coarse, fine)
-
-    def frozen_features(
-        self, image: UInt8[Array, "b H W 3"], image_mask: Bool[Array, "b H W"]
-    ) -> FrozenFeatures:
-        """The part of `encode_image` that no training changes, for its argument `cached`."""
-        return self.vision.frozen_features(self._normalize(image, image_mask))
 
     def decode(
         self,
@@ -219,7 +207,7 @@ class R2SM(nnx.Module):
         text_mask: Bool[Array, "b k t"],
         calibration: Calibration = NOT_CALIBRATED,
     ) -> R2SMOutput:
-        """Once per query: masks, scores and mask type, calibrated."""
+        """Computes masks, scores and mask type, calibrated, once per query."""
         decoded = self.decode_kernels(image_features, text, text_mask)
 
         # A mask is the dot product of a kernel with the pixel features.
@@ -258,24 +246,18 @@ class R2SM(nnx.Module):
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
     ) -> DecoderOutput:
-        """The mask decoder's kernels and scores, which losses read; `decode` makes masks of
-        them."""
+        """Computes the mask decoder's kernels and scores, which losses read; `decode` makes masks
+        of them."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
         tokens, _, fine = image_features
-        if isinstance(self.decoder, SamMaskDecoder):
-            decoded = self.decoder(tokens, fine, states, text_mask)
-        else:
-            decoded = self.decoder(tokens, fine, states, text_mask)
+        decoded = self.decoder(tokens, fine, states, text_mask)
         if not self.config.refines:
             return decoded
         refined_kernels = self.refine_kernels(decoded.kernels, decoded.presence, image_features)
         return decoded._replace(refined_kernels=refined_kernels)
 
     def refine_kernels(
-        self,
-        kernels: MaskKernels,
-        presence: Float[Array, "b k q"],
-        image_features: ImageFeatures,
+        self, kernels: MaskKernels, presence: Float[Array, "b k q"], image_features: ImageFeatures
     ) -> MaskKernels:
         """Averages kernels with `instance_kernels` of the modal masks that they predict.
 
@@ -311,7 +293,7 @@ class R2SM(nnx.Module):
     def instance_kernels(
         self, image_features: ImageFeatures, regions: Float[Array, "b m h w"]
     ) -> MaskKernels:
-        """Kernels [b 1 m] from the mean pixel feature of each region, without language.
+        """Makes kernels [b 1 m] of the mean pixel feature of each region, without language.
 
         Training supervises them with the regions of all instances; `refine_kernels` uses predicted
         regions.
@@ -331,7 +313,7 @@ class R2SM(nnx.Module):
         text_mask: Bool[Array, "b k t"],
         decoded: DecoderOutput | None = None,
     ) -> Float[Array, "b k"]:
-        """The mask-type head's logit that a query asks for the amodal mask, not calibrated.
+        """Computes the mask-type head's logit that a query asks for the amodal mask, uncalibrated.
 
         The `decoder` head reads `decoded`, the other learned heads the words alone. Without a
         learned head the logit is 0.
@@ -344,7 +326,7 @@ class R2SM(nnx.Module):
         return jnp.zeros(text.shape[:2])
 
     def dense_output(self, image_features: ImageFeatures) -> DenseOutput:
-        """Per-pixel predictions, which only losses read."""
+        """Predicts what only losses read, per pixel."""
         dim = self.config.decoder.dim
         dense = self.dense_head(image_features.coarse).astype(jnp.float32)
         visible, hidden, box = jnp.split(dense, [dim, 2 * dim], axis=-1)
@@ -364,8 +346,8 @@ def calibrate_iou(
     amodal: Float[Array, "b k q h w"],
     calibration: Calibration,
 ) -> Float[Array, "b k q 2"]:
-    """The predicted IoU of each mask: between the decoder's own prediction and the mask's
-    stability, calibrated.
+    """Predicts the IoU of each mask: between the decoder's own prediction and the mask's stability,
+    calibrated.
 
     A mask that hardly changes with its threshold is good: SAM's stability score
     (segment_anything/utils/amg.py).
@@ -386,7 +368,7 @@ def _stability(logits: Float[Array, "*b h w"]) -> Float[Array, "*b"]:
 
 
 def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
-    """A freshly initialised model whose published parts are frozen where `config.vision` says so.
+    """Builds a new model whose published parts are frozen where `config.vision` says so.
 
     The weights of those parts are still random: `pretrained.load_pretrained` brings them.
     """
@@ -396,12 +378,12 @@ def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
 
 
 def abstract_model(config: ModelConfig) -> R2SM:
-    """A model with shapes in place of arrays; nothing is computed."""
+    """Builds a model with shapes in place of arrays; nothing is computed."""
     return nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of `R2SM.__call__`'s arguments: one source for tests, tracing and
+    """Lists shapes and dtypes of `R2SM.__call__`'s arguments: one source for tests, tracing and
     export."""
     size = config.vision.image_size
     text_shape = (batch, queries, config.text.max_tokens)

@@ -150,44 +150,36 @@ class SamMaskDecoder(nnx.Module):
         if self.type_token is not None:
             output_tokens.append(self.type_token[...])
         outputs = jnp.concatenate(output_tokens).astype(prompts.dtype)
-        num_outputs = len(outputs)
         outputs = jnp.broadcast_to(outputs, (b, k, *outputs.shape))
-        tokens = jnp.concatenate([outputs, prompts], axis=2)
-        tokens = rearrange(tokens, "b k t d -> (b k) t d")
-        token_mask = jnp.concatenate([jnp.ones((b, k, num_outputs), bool), prompt_mask], axis=2)
-        token_mask = rearrange(token_mask, "b k t -> (b k) t")
+        tokens = jnp.concatenate([outputs, prompts], axis=2).reshape(b * k, -1, d)
+        token_mask = jnp.concatenate([jnp.ones(outputs.shape[:3], bool), prompt_mask], axis=2)
+        token_mask = token_mask.reshape(b * k, -1)
         token_positions = tokens
 
         image = image + self.no_mask[...].astype(image.dtype)
         keys = jnp.repeat(rearrange(image, "b h w d -> b (h w) d"), k, axis=0)
-        image_positions = fourier_features(grid_centres(h), self.frequencies[...])
-        image_positions = image_positions.astype(keys.dtype)
-
+        positions = fourier_features(grid_centres(h), self.frequencies[...]).astype(keys.dtype)
         for block in self.blocks:
-            tokens, keys = block(tokens, keys, token_positions, image_positions, token_mask)
-        attended = self.last(tokens + token_positions, keys + image_positions, keys)
-        tokens = self.last_norm(tokens + attended)
+            tokens, keys = block(tokens, keys, token_positions, positions, token_mask)
+        attended = self.last(tokens + token_positions, keys + positions, keys)
+        tokens = self.last_norm(tokens + attended).reshape(b, k, -1, d)
 
         pixel_features = self.upscale(keys.reshape(b * k, h, w, d))
-        mask_tokens = tokens[:, 1 : 1 + num_masks].reshape(b, k, num_masks, d)
-        weights = []
-        for i in range(num_masks):
-            modal = self.modal[i](mask_tokens[:, :, i])
-            completing = self.occluded[i](mask_tokens[:, :, i])
-            weights.append(jnp.stack([modal, completing], axis=2))
+        mask_tokens = tokens[:, :, 1 : 1 + num_masks]
+        pairs = zip(self.modal, self.occluded, strict=True)
+        weights = [
+            jnp.stack([mlp(mask_tokens[:, :, i]) for mlp in pair], axis=2)
+            for i, pair in enumerate(pairs)
+        ]
         weights = jnp.stack(weights, axis=2).astype(jnp.float32)
         kernels = MaskKernels(weights, jnp.zeros(weights.shape[:-1]))
-
-        type_state = None
-        if self.type_token is not None:
-            type_state = tokens[:, 1 + num_masks].reshape(b, k, d)
-        iou = self.iou(tokens[:, 0]).astype(jnp.float32)
+        iou = self.iou(tokens[:, :, 0]).astype(jnp.float32)
         return DecoderOutput(
             kernels=kernels,
             aux_kernels=(),
             refined_kernels=kernels,
             presence=self.presence(mask_tokens)[..., 0].astype(jnp.float32),
-            iou=rearrange(iou, "(b k) (two q) -> b k q two", b=b, two=2),
+            iou=rearrange(iou, "b k (two q) -> b k q two", two=2),
             pixel_features=rearrange(pixel_features, "(b k) h w c -> b k h w c", b=b),
-            type_state=type_state,
+            type_state=None if self.type_token is None else tokens[:, :, 1 + num_masks],
         )

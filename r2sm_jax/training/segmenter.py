@@ -187,9 +187,7 @@ class SegmenterTask:
     def start(self) -> tuple[TrainState, "DeviceBatches"]:
         """The state before the first step, and all batches."""
         config = self._config
-        optimizer = make_optimizer(
-            config.optimizer, config.train.steps, config.train.matmul_precision
-        )
+        optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
         make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
         where = shardings(self._mesh, jax.eval_shape(make_state, self._params))
         make_state = jax.jit(make_state, donate_argnums=0, out_shardings=where)

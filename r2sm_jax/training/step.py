@@ -14,10 +14,8 @@ from jaxtyping import Array, Float, Int
 from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
-from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
-from r2sm_jax.progress import show_progress
+from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
-from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.supervision import Batch, Targets, make_targets
 
 Names = dict[str, Float[Array, "_v e"]]
@@ -42,8 +40,8 @@ class TrainState(NamedTuple):
 
 
 def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """A new model as (graph, trainable parameters, constants). The frozen language model is not
-    part of it."""
+    """Builds a new model as (graph, trainable parameters, constants), without the frozen language
+    model."""
     graphdef, params, constants = nnx.split(
         build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...
     )
@@ -53,7 +51,7 @@ def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State
 def init_state(
     params: nnx.State, optimizer: optax.GradientTransformation, *, averaged: bool = False
 ) -> TrainState:
-    """The state before the first step. `averaged`: with a running average of the parameters."""
+    """Makes the state before the first step; `averaged`: with an average of the parameters."""
     opt_state = jax.jit(optimizer.init)(params)
     average = jax.tree.map(jnp.copy, params) if averaged else None
     return TrainState(params, opt_state, jnp.zeros((), jnp.int32), average)
@@ -62,19 +60,19 @@ def init_state(
 def update_average(
     average: nnx.State, params: nnx.State, step: Int[Array, ""], decay: float
 ) -> nnx.State:
-    """The running average after a step. In the first steps its decay is smaller, `(1 + step) / (10
-    + step)` as in TensorFlow's ExponentialMovingAverage, so that it forgets the random start."""
+    """Moves the running average after a step.
+
+    In the first steps its decay is smaller, `(1 + step) / (10 + step)` as in TensorFlow's
+    ExponentialMovingAverage, so that it forgets the random start.
+    """
     decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
     return jax.tree.map(lambda a, p: a + (1 - decay_now) * (p - a), average, params)
 
 
 def predict_for_training(
-    model: R2SM,
-    batch: Batch,
-    names: Names,
-    instance_regions: Float[Array, "b m h w"],
+    model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
 ) -> TrainingOutput:
-    """Everything that the losses compare with the targets."""
+    """Predicts everything that the losses compare with the targets."""
     image_features = model.encode_image(batch["image"], batch["image_mask"])
     decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
 
@@ -108,7 +106,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     config: Config,
 ) -> tuple[TrainState, Values]:
-    """One step of a resolved configuration."""
+    """Takes one step of a resolved configuration."""
     targets = make_targets(batch, config.loss, head=config.model.head)
 
     def loss_of_part(params: nnx.State, part: Batch, part_targets: Targets) -> tuple[Array, Values]:
@@ -140,8 +138,8 @@ def train_step(
 
 
 def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
-    """The sum of a function over `count` parts of a batch, one after the other, in the memory of
-    one part."""
+    """Adds up a function over `count` parts of a batch, one after the other, in the memory of one
+    part. The weights of the targets make it the value of the whole batch, however parts differ."""
     if count == 1:
         return function(batch)
 
@@ -150,14 +148,12 @@ def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
         return jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0)
 
     parts = jax.tree.map(divide, batch)
-    first_part = jax.tree.map(lambda x: x[0], parts)
-    shapes = jax.eval_shape(function, first_part)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    shapes = jax.eval_shape(lambda parts: function(jax.tree.map(lambda x: x[0], parts)), parts)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, function(part)), None
 
-    total, _ = jax.lax.scan(add, zeros, parts)
+    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), parts)
     return total
 
 
@@ -176,12 +172,6 @@ def jit_train_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
 
 
-def compile_step(train_step: Any, *arguments: Any) -> Callable[..., tuple[TrainState, Values]]:
-    """Compiles what `jit_train_step` returns for these arguments: arrays, or their shapes."""
-    with show_progress("compiling the training step"), without_compiler_alarm():
-        return train_step.lower(*arguments).compile()
-
-
 @contextmanager
 def without_compiler_alarm() -> Iterator[None]:
     """Keeps the compiler from asking for a bug report after two minutes.
@@ -196,11 +186,3 @@ def without_compiler_alarm() -> Iterator[None]:
         # None alone would leave XLA's level as it is.
         jax.config.update("jax_logging_level", "WARNING")
         jax.config.update("jax_logging_level", None)
-
-
-def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
-    """Graph, training state and constants of a run as shapes; nothing is computed."""
-    graphdef, params, constants = nnx.split(abstract_model(config.model), nnx.Param, ...)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
-    return graphdef, jax.eval_shape(make_state, params), constants
