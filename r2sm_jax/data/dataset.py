@@ -6,6 +6,7 @@ every instance `modal ⊆ amodal`.
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,13 +20,20 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import find_image, image_folders, open_annotated
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.validation import MASKS, check_contradictions, check_records, is_ignored
+from r2sm_jax.data.validation import (
+    MASKS,
+    Annotation,
+    File,
+    Image,
+    Query as QueryRecord,
+    check_contradictions,
+    check_records,
+    parse,
+)
 from r2sm_jax.errors import (
     InputError,
     atomic_write,
     load_json,
-    parse_json,
-    paused_collection,
     read_bytes,
 )
 from r2sm_jax.query import Query
@@ -226,9 +234,12 @@ def read_records(path: Path) -> dict[str, Any]:
 class Dataset:
     """The samples of a dataset file. `dataset[i]` opens image i and decodes its masks.
 
-    `path` and `sha256` name the file that it came from, `images` are its records of images.
-    `vocabulary` holds the values of every attribute, and the category names in the order of their
-    ids. `records` must be checked (`check_records`). Images are looked for as in `image_folders`.
+    Attributes:
+        path: The file.
+        sha256: Its hash; empty for records in memory.
+        file: Its checked records (`parse`, `check_records`).
+        images: The records of the images of this split.
+        vocabulary: The values of every attribute, and the category names in the order of their ids.
     """
 
     is_procedural = False
@@ -236,35 +247,75 @@ class Dataset:
     def __init__(
         self,
         path: Path,
-        records: Mapping[str, Any],
+        file: File,
         images_dir: str | PathLike[str] | None = None,
         sha256: str = "",
     ) -> None:
+        """Images are looked for as in `image_folders`."""
         self.path = path
         self.sha256 = sha256
+        self.file = file
+        self.images: Sequence[Image] = file.images
+        self._images_dir = images_dir
         self._image_dirs = image_folders(path, images_dir)
-        self.images: Sequence[Mapping[str, Any]] = records["images"]
-        self._names = category_names(records)
-        self._annotations = group_by_image(records, "annotations")
-        self._queries = group_by_image(records, "queries")
-        words = attribute_words(records["annotations"])
+        self._annotations: dict[int, list[Annotation]] = defaultdict(list)
+        self._queries: dict[int, list[QueryRecord]] = defaultdict(list)
+        words: dict[str, set[str]] = defaultdict(set)
+        for annotation in file.annotations:
+            self._annotations[annotation.image_id].append(annotation)
+            for name, word in (annotation.attributes or {}).items():
+                words[name].add(word)
+        for query in file.queries:
+            self._queries[query.image_id].append(query)
+        categories = sorted(file.categories, key=lambda category: category.id)
+        self._names = {category.id: category.name for category in categories}
         self.vocabulary = {"category": tuple(self._names.values())}
-        for name in sorted(words):
-            self.vocabulary[name] = tuple(sorted(words[name]))
+        self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
+
+    def __reduce__(self) -> Any:
+        """Worker processes read the file again."""
+        return _reopen, (self.path, self._images_dir, self.image_ids)
 
     def __len__(self) -> int:
         return len(self.images)
 
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
-        record = self.images[index]
         return Sample(
-            image_id=record["id"],
-            file_name=record["file_name"],
+            image_id=self.images[index].id,
+            file_name=self.images[index].file_name,
             image=self.image_at(index),
             instances=tuple(instance.convert(masks.expand) for instance in self.rles_at(index)),
             queries=self.queries_at(index),
         )
+
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        return tuple(image.id for image in self.images)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the file of any image is there."""
+        return any(find_image(self._image_dirs, image.file_name) for image in self.images)
+
+    def size_at(self, index: int) -> tuple[int, int]:
+        """Height and width of image `index`, as the file states them."""
+        return self.images[index].height, self.images[index].width
+
+    def image_path(self, index: int) -> Path:
+        """The file of image `index`. Raises InputError where it is in none of the folders."""
+        name = self.images[index].file_name
+        path = find_image(self._image_dirs, name)
+        if path is None:
+            folders = " or ".join(map(str, self._image_dirs))
+            raise InputError(
+                f"{self.path}: image {name} is not in {folders}; give its folder with --images "
+                "DIR, in training with --data.images DIR"
+            )
+        return path
 
     def image_at(self, index: int) -> np.ndarray:
         """Opens image `index`, RGB `uint8 [H W 3]`.
@@ -276,12 +327,12 @@ class Dataset:
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
         queries = []
-        for record in self._queries[self.images[index]["id"]]:
-            kind = dict(record.get("kind") or {})
-            if record.get("answer") is not None:
-                kind["answer"] = record["answer"]
-            targets = tuple(record["instance_ids"])
-            queries.append(Query(record["id"], record["text"], record["mask_type"], targets, kind))
+        for record in self._queries.get(self.images[index].id, ()):
+            kind = dict(record.kind or {})
+            if record.answer is not None:
+                kind["answer"] = record.answer
+            targets = tuple(record.instance_ids)
+            queries.append(Query(record.id, record.text, record.mask_type, targets, kind))
         return tuple(queries)
 
     def rles_at(self, index: int) -> tuple[Instance, ...]:
@@ -289,20 +340,12 @@ class Dataset:
 
         Raises InputError for a damaged mask.
         """
-        image = self.images[index]
-        return tuple(
-            read_instance(self.path, image, annotation, self._names)
-            for annotation in self.annotations_at(index)
-        )
+        annotations = self._annotations.get(self.images[index].id, ())
+        return tuple(self._read_instance(index, annotation) for annotation in annotations)
 
     def rle_at(self, index: int, number: int) -> Instance:
         """The instance `number` of image `index`, as `rles_at`."""
-        annotation = self.annotations_at(index)[number]
-        return read_instance(self.path, self.images[index], annotation, self._names)
-
-    def annotations_at(self, index: int) -> list[dict[str, Any]]:
-        """The records of the annotations of image `index`, in the order of `rles_at`."""
-        return self._annotations[self.images[index]["id"]]
+        return self._read_instance(index, self._annotations[self.images[index].id][number])
 
     def truth_at(self, index: int) -> ImageTruth:
         """The annotations of image `index`; no image is opened.
@@ -310,104 +353,53 @@ class Dataset:
         Raises InputError for a bad mask.
         """
         return ImageTruth(
-            image_id=self.images[index]["id"],
-            file_name=self.images[index]["file_name"],
+            image_id=self.images[index].id,
+            file_name=self.images[index].file_name,
             size=self.size_at(index),
             instances=self.rles_at(index),
             queries=self.queries_at(index),
         )
 
-    def size_at(self, index: int) -> tuple[int, int]:
-        """Height and width of image `index`, as the file states them."""
-        record = self.images[index]
-        return record["height"], record["width"]
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[index] for index in range(len(self)))
-
-    @property
-    def image_ids(self) -> tuple[int, ...]:
-        return tuple(image["id"] for image in self.images)
-
-    def image_path(self, index: int) -> Path:
-        """The file of image `index`. Raises InputError where it is in none of the folders."""
-        name = self.images[index]["file_name"]
-        path = find_image(self._image_dirs, name)
-        if path is None:
-            folders = " or ".join(map(str, self._image_dirs))
-            remedy = "give its folder with --images DIR, in training with --data.images DIR"
-            raise InputError(f"{self.path}: image {name} is not in {folders}; {remedy}")
-        return path
-
-    @property
-    def has_images(self) -> bool:
-        """Whether the file of any image is there."""
-        return any(find_image(self._image_dirs, image["file_name"]) for image in self.images)
-
     def subset(self, indices: Iterable[int]) -> "Dataset":
         """Returns the same dataset with just these images, in this order."""
+        # Not by `copy.copy`, which would read the file again (`__reduce__`).
         part = object.__new__(type(self))
         part.__dict__ |= self.__dict__
         part.images = [self.images[index] for index in indices]
         return part
 
+    def _read_instance(self, index: int, annotation: Annotation) -> Instance:
+        """The instance of an annotation of image `index`, with RLEs.
 
-def group_by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[str, Any]]]:
-    """The "annotations" or "queries" of every image of a dataset file, by image id."""
-    groups: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in records["images"]}
-    for record in records[key]:
-        groups[record["image_id"]].append(record)
-    return groups
+        Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal
+        mask is the union of both.
+        """
+        size = self.size_at(index)
+        rles: dict[str, RLE] = {}
+        for field_name in MASKS:
+            mask = annotation.mask(field_name)
+            if mask is None:
+                continue
+            try:
+                rles[field_name] = masks.compressed(mask, *size)
+            except ValueError as error:
+                raise InputError(
+                    f"{self.path}: annotation {annotation.id}: its {field_name} cannot be read "
+                    f"({error}); write the mask again"
+                ) from error
 
-
-def attribute_words(annotations: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """For each attribute the words that annotations have."""
-    words: dict[str, set[str]] = {}
-    for annotation in annotations:
-        for name, word in (annotation.get("attributes") or {}).items():
-            words.setdefault(name, set()).add(word)
-    return words
-
-
-def category_names(records: Mapping[str, Any]) -> dict[int, str]:
-    """The category names of a dataset file by category id, in the order of the ids."""
-    return {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
-
-
-def read_instance(
-    path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], names: Mapping[int, str]
-) -> Instance:
-    """The instance of a checked annotation, with RLEs.
-
-    `path` is the dataset file, `image` the record of the annotation's image, and `names` has the
-    category names by id. Where `visible_mask` reaches outside `segmentation`, as annotators'
-    fringes do, the amodal mask is the union of both. Raises InputError for a mask that cannot be
-    read.
-    """
-    height, width = image["height"], image["width"]
-    rles: dict[str, RLE] = {}
-    for key in MASKS:
-        if annotation.get(key) is None:
-            continue
-        try:
-            rles[key] = masks.compressed(annotation[key], height, width)
-        except ValueError as error:
-            what = f"annotation {annotation['id']}: its {key} cannot be read ({error})"
-            raise InputError(f"{path}: {what}; write the mask again") from error
-
-    amodal = None
-    if "segmentation" in rles:
-        amodal = masks.merge(list(rles.values()), height, width)
-    # An object without a visible mask of its own is fully visible. A checked one has either mask.
-    modal = rles.get("visible_mask", rles.get("segmentation", {}))
-    return Instance(
-        id=annotation["id"],
-        category=names[annotation["category_id"]],
-        modal=modal,
-        amodal=amodal,
-        attributes=annotation.get("attributes") or {},
-        ignore=is_ignored(annotation),
-    )
+        amodal = None
+        if "segmentation" in rles:
+            amodal = masks.merge(list(rles.values()), *size)
+        return Instance(
+            id=annotation.id,
+            category=self._names[annotation.category_id],
+            # An object without a visible mask of its own is fully visible. It has either mask.
+            modal=rles.get("visible_mask", rles.get("segmentation", {})),
+            amodal=amodal,
+            attributes=annotation.attributes or {},
+            ignore=annotation.is_ignored,
+        )
 
 
 def read_json(
@@ -415,20 +407,21 @@ def read_json(
     images_dir: str | PathLike[str] | None = None,
     *,
     need_images: bool = True,
+    need_queries: bool = True,
 ) -> Dataset:
     """Reads one dataset file: COCO with `visible_mask` and `queries` (docs/data.md).
 
     Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They
-    are opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file,
-    record and remedy, for anything that is not right; for a missing first image only if images are
-    needed.
+    are opened, and masks decoded, only when a sample is asked for. Without `need_queries` the list
+    of queries may be missing. Raises InputError, naming file and record, for anything that is not
+    right; for a missing first image only if images are needed.
     """
     path = Path(path)
     stamp = None
     if path.is_file():
         status = path.stat()
         stamp = (status.st_mtime_ns, status.st_size)
-    dataset = _parse_once(path, images_dir, stamp)
+    dataset = _parse_once(path, images_dir, stamp, need_queries)
     if need_images and len(dataset):
         # A wrong folder is reported now, not when training reaches the first image.
         dataset.image_path(0)
@@ -437,18 +430,28 @@ def read_json(
 
 @lru_cache(maxsize=1)
 def _parse_once(
-    path: Path, images_dir: str | PathLike[str] | None, stamp: tuple[int, int] | None
+    path: Path,
+    images_dir: str | PathLike[str] | None,
+    stamp: tuple[int, int] | None,
+    need_queries: bool,
 ) -> Dataset:
     """The splits of one file share its records: those of COCO's size take seconds and gigabytes.
 
     `stamp` changes when the file does.
     """
     content = read_bytes(path)
-    records = parse_json(content, str(path), "a dataset file")
-    with paused_collection():
-        check_records(path, records)
-    check_contradictions(path, records)
-    return Dataset(path, records, images_dir, hashlib.sha256(content).hexdigest())
+    file = parse(path, content, need_queries=need_queries)
+    check_contradictions(path, file)
+    return Dataset(path, file, images_dir, hashlib.sha256(content).hexdigest())
+
+
+def _reopen(
+    path: Path, images_dir: str | PathLike[str] | None, image_ids: Sequence[int]
+) -> Dataset:
+    """Opens these images of a dataset file, in this order."""
+    dataset = read_json(path, images_dir, need_images=False, need_queries=False)
+    places = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
+    return dataset.subset(places[image_id] for image_id in image_ids)
 
 
 def write(

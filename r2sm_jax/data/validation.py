@@ -1,39 +1,31 @@
-"""Checks of the records of a dataset file: keys, types, ids, and facts that contradict each other.
+"""The dataset format (docs/data.md) as types, and checks of what types do not say.
 
-`find_problems` reads every record and decodes no mask. `find_contradictions` compares what records
-state twice, such as `bbox` and the mask's own box, and names the likely cause.
+`parse` reads a whole file and raises the first problem; `problems` finds all of them. Neither
+decodes masks. `find_contradictions` compares what records state twice, such as `bbox` and the
+mask's own box: what would be wrong without a word.
 """
 
-import math
-import re
-import reprlib
+import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple, TypeGuard
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard
 
+import msgspec
 import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import leads_outside
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, paused_collection
 
-LISTS = {
-    "images": "image",
-    "annotations": "annotation",
-    "categories": "category",
-    "queries": "query",
-}
-"""The lists of a dataset file, and what one of their records is called."""
-_half_characters = re.compile("[\ud800-\udfff]")
 MASKS = ("segmentation", "visible_mask")
 """The fields of an annotation that hold the complete and the visible mask."""
-
-Record = Mapping[str, Any]
-ById = Mapping[str, Mapping[int, Record | None]]
-"""The records of each list by their id; None where a record is not read yet."""
+NULL = msgspec.Raw(b"null")
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for content that is not of a type."""
+RESERVED = ("category", "box", "hidden")
+"""Names that attributes cannot have: those of what the model learns beside them."""
 
 # The edges of a stated box may differ from those of the mask by the larger of the two, in pixels
 # and in longer sides of the box: annotation tools round outwards and trace outlines between pixels.
@@ -50,6 +42,81 @@ NUM_COMPARED_ON_READING = 200
 """Reading a dataset compares so many annotations; `data check` and the readers of `data convert`
 compare all."""
 
+Side = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Image(msgspec.Struct, gc=False):
+    id: int
+    file_name: str
+    height: Side
+    width: Side
+
+
+class Category(msgspec.Struct, gc=False):
+    id: int
+    name: str
+
+
+class Annotation(msgspec.Struct, gc=False):
+    id: int
+    image_id: int
+    category_id: int
+    segmentation: msgspec.Raw = NULL
+    visible_mask: msgspec.Raw = NULL
+    bbox: Any = None
+    area: Any = None
+    attributes: dict[str, str] | None = None
+    ignore: Any = None
+    iscrowd: Any = None
+
+    def mask(self, field: str) -> Any:
+        """Decodes one of `MASKS`: an RLE, polygons or None."""
+        return msgspec.json.decode(getattr(self, field))
+
+    @property
+    def is_ignored(self) -> bool:
+        """Whether loss, queries and metrics leave it out."""
+        return bool(parse_flag(self.ignore) or parse_flag(self.iscrowd))
+
+
+class Query(msgspec.Struct, gc=False):
+    id: int
+    image_id: int
+    text: str
+    mask_type: Literal["modal", "amodal"]
+    instance_ids: list[int]
+    kind: dict[str, Any] | None = None
+    answer: Any = None
+
+
+class File(msgspec.Struct):
+    """A dataset file. A record that cannot be read is None, which `parse` never leaves."""
+
+    images: list[Image]
+    annotations: list[Annotation]
+    categories: list[Category]
+    queries: list[Query]
+    info: Any = None
+
+
+LISTS = {
+    "images": (Image, "image"),
+    "annotations": (Annotation, "annotation"),
+    "categories": (Category, "category"),
+    "queries": (Query, "query"),
+}
+"""The lists of a dataset file: the type of their records, and what one of them is called."""
+
+
+class _Size(msgspec.Struct):
+    """What is read of an RLE before it is decoded."""
+
+    size: tuple[Side, Side]
+
+
+class _Id(msgspec.Struct):
+    id: int
+
 
 class Problem(NamedTuple):
     """One thing that is wrong with a dataset file.
@@ -63,10 +130,10 @@ class Problem(NamedTuple):
     index: int
     where: str
     what: str
-    remedy: str
+    remedy: str = ""
 
     def __str__(self) -> str:
-        sentence = f"{self.what}; {self.remedy}"
+        sentence = f"{self.what}; {self.remedy}" if self.remedy else self.what
         return f"{self.where}: {sentence}" if self.where else sentence
 
 
@@ -86,6 +153,9 @@ class Contradiction(NamedTuple):
         return f"{self.count} of {self.compared} {self.what}"
 
 
+# Values.
+
+
 def is_id(value: Any) -> TypeGuard[int]:
     """Whether a value is a whole number (True and False are not) of 64 bits."""
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
@@ -99,10 +169,9 @@ def is_text(value: Any) -> TypeGuard[str]:
     # Most are of this kind, and it takes no look at each character.
     if value.isascii() and value.isprintable():
         return not value.isspace() and value != ""
-    if _half_characters.search(value):
-        return False
+    categories = {unicodedata.category(character) for character in value}
     # Separators, control characters and zero-width ones do not show.
-    return any(unicodedata.category(character)[0] not in "ZC" for character in value)
+    return "Cs" not in categories and any(name[0] not in "ZC" for name in categories)
 
 
 def parse_flag(value: Any) -> bool | None:
@@ -119,277 +188,242 @@ def parse_flag(value: Any) -> bool | None:
     return None
 
 
-def is_ignored(annotation: Record) -> bool:
+def is_ignored(annotation: Mapping[str, Any]) -> bool:
     """Whether loss, queries and metrics leave an annotation out, by its `ignore` or `iscrowd`."""
     return bool(parse_flag(annotation.get("ignore")) or parse_flag(annotation.get("iscrowd")))
 
 
-def check_records(path: Path, records: Any) -> None:
-    """Checks keys, types, ids and mask sizes of a whole dataset file. Decodes no mask and opens no
-    image.
+# Problems: a file with one is refused.
 
-    Raises InputError for the first problem, with `path`, the record, the field and the remedy.
-    """
-    for problem in find_problems(records):
-        raise InputError(f"{path}: {problem}")
+
+def parse(path: Path, content: bytes, *, need_queries: bool = True) -> File:
+    """Reads a dataset file. Raises InputError for the first problem, with `path` and the record."""
+    with paused_collection():
+        try:
+            if need_queries:
+                file = msgspec.json.decode(content, type=File)
+            else:
+                file = _add_queries(msgspec.json.decode(content, type=_WithoutQueries))
+        except UNREADABLE as error:
+            first = next(problems(content, need_queries=need_queries), error)
+            raise InputError(f"{path}: {first}") from None
+        for problem in _faults(file):
+            raise InputError(f"{path}: {problem}")
+    return file
+
+
+class _WithoutQueries(msgspec.Struct):
+    """A COCO instances file, whose queries may be missing."""
+
+    images: list[Image]
+    annotations: list[Annotation]
+    categories: list[Category]
+    queries: list[Query] = []
+    info: Any = None
+
+
+def _add_queries(file: _WithoutQueries) -> File:
+    return File(file.images, file.annotations, file.categories, file.queries, file.info)
+
+
+def check_records(path: Path, records: Any) -> File:
+    """Checks the records of a dataset file in memory. Raises InputError as `parse`."""
+    return parse(path, json.dumps(records).encode())
 
 
 def find_problems(records: Any) -> Iterator[Problem]:
-    """All problems with keys, types, ids and mask sizes, record by record."""
-    if not isinstance(records, dict):
-        what = f"this is JSON, but not one object with {', '.join(LISTS)}"
-        yield Problem("", -1, "", what, "give a dataset file")
-        return
-
-    missing = [key for key in LISTS if not isinstance(records.get(key), list)]
-    remedy = "add it, [] where there are none"
-    if missing == ["queries"]:
-        remedy += "; of a COCO file use data convert coco, or train on it as compose:FILE"
-    for key in missing:
-        state = "is no list" if key in records else "is missing"
-        yield Problem("", -1, "", f"the list {key!r} {state}", remedy)
-    if missing:
-        return
-
-    # Ids first: the checks of fields look up the records that a field refers to.
-    by_id: dict[str, dict[int, Record | None]] = {key: {} for key in LISTS}
-    for key in LISTS:
-        for index, record in enumerate(records[key]):
-            if not _has_id(record):
-                what = "it is not an object with a whole number as id"
-                yield Problem(key, index, f"{key}[{index}]", what, "give it one")
-            elif record["id"] in by_id[key]:
-                where = f"{key} id {record['id']}"
-                yield Problem(key, index, where, "it occurs twice", "give every record its own id")
-            else:
-                by_id[key][record["id"]] = record
-
-    for key, name in LISTS.items():
-        for index, record in enumerate(records[key]):
-            if not _has_id(record):
-                continue
-            for field, expected in FIND_FAULTS[key](record, by_id):
-                state = "is missing"
-                if field in record:
-                    state = f"is {reprlib.repr(record[field])}"
-                where = f"{name} {record['id']}"
-                yield Problem(key, index, where, f"{field} {state}", f"give {expected}")
+    """All problems of the records of a dataset file in memory, as `problems`."""
+    return problems(json.dumps(records).encode())
 
 
-def has_faults(key: str, record: Any) -> bool:
-    """Whether a record of list `key` is wrong by itself, whatever the others are.
-
-    The ids of other records in it are only whole numbers then, and masks may have any size.
-    """
-    return not _has_id(record) or any(FIND_FAULTS[key](record, ANY_RECORDS))
-
-
-class _AnyRecords(Mapping[int, None]):
-    """Records that are not read yet, so that any id may be among them."""
-
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __getitem__(self, key: int) -> None:
-        return None
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
-ANY_RECORDS: ById = {key: _AnyRecords() for key in LISTS}
-
-
-def _has_id(record: Any) -> bool:
-    return isinstance(record, dict) and is_id(record.get("id"))
-
-
-def _refers(record: Record, field: str, targets: Mapping[int, Record | None]) -> bool:
-    """Whether a field holds the id of one of the targets."""
-    return is_id(record.get(field)) and record[field] in targets
-
-
-# The four functions below yield the fields of a record that are wrong, and what they must hold.
-
-
-def _image_faults(image: Record, by_id: ById) -> Iterator[tuple[str, str]]:
-    name = image.get("file_name")
-    height = image.get("height")
-    width = image.get("width")
-
-    if not is_text(name):
-        yield "file_name", "a path inside the image folder"
-    elif leads_outside(name):
-        example = PureWindowsPath(name).name
-        yield "file_name", f"a path inside the image folder, such as {example!r}"
-    if not is_id(height) or height < 1:
-        yield "height", "the image's height in pixels"
-    if not is_id(width) or width < 1 or (is_id(height) and height * width > masks.MAX_PIXELS):
-        yield "width", f"the image's width in pixels, of at most {masks.MAX_PIXELS} in all"
-
-
-def _category_faults(category: Record, by_id: ById) -> Iterator[tuple[str, str]]:
-    if not is_text(category.get("name")):
-        yield "name", "a name"
-
-
-def _annotation_faults(annotation: Record, by_id: ById) -> Iterator[tuple[str, str]]:
-    image = None
-    if _refers(annotation, "image_id", by_id["images"]):
-        image = by_id["images"][annotation["image_id"]]
-    else:
-        yield "image_id", "the id of an image in this file"
-
-    if not _refers(annotation, "category_id", by_id["categories"]):
-        yield "category_id", "the id of a category in this file"
-
-    complete = annotation.get("segmentation")
-    visible = annotation.get("visible_mask")
-    # `_may_be_mask` allows null for each of the two, but one of them must be there.
-    has_mask = complete is not None or visible is not None
-    if not has_mask or not _may_be_mask(complete, image):
-        expected = (
-            "an RLE of the image's size or a list of polygons, or null where there is a "
-            "visible_mask"
-        )
-        yield "segmentation", expected + _note_on_exchange(complete, image)
-    if not _may_be_mask(visible, image):
-        expected = "an RLE of the image's size, a list of polygons, or null"
-        yield "visible_mask", expected + _note_on_exchange(visible, image)
-
-    attributes = annotation.get("attributes")
-    if attributes and not _are_words(attributes):
-        yield "attributes", "an object of strings, or leave it out"
-
-    if parse_flag(annotation.get("ignore")) is None:
-        yield "ignore", "true or false"
-    if parse_flag(annotation.get("iscrowd")) is None:
-        yield "iscrowd", "0 or 1"
-
-
-def _are_words(attributes: Any) -> bool:
-    if not isinstance(attributes, dict):
-        return False
-    return all(isinstance(word, str) for word in attributes.values())
-
-
-def _query_faults(query: Record, by_id: ById) -> Iterator[tuple[str, str]]:
-    if not _refers(query, "image_id", by_id["images"]):
-        yield "image_id", "the id of an image in this file"
-    if not is_text(query.get("text")):
-        yield "text", "a sentence"
-    if query.get("mask_type") not in ("modal", "amodal"):
-        yield "mask_type", '"modal" or "amodal"'
-
-    ids = query.get("instance_ids")
-    image_id = query.get("image_id")
-    if not isinstance(ids, list) or not all(_is_of_image(i, image_id, by_id) for i in ids):
-        yield "instance_ids", "the ids of annotations of the same image, [] where nothing is meant"
-    if not isinstance(query.get("kind") or {}, dict):
-        yield "kind", "an object, or leave it out"
-
-
-def _is_of_image(annotation_id: Any, image_id: Any, by_id: ById) -> bool:
-    """Whether an id is that of an annotation of the image."""
-    annotations = by_id["annotations"]
-    if not is_id(annotation_id) or annotation_id not in annotations:
-        return False
-    annotation = annotations[annotation_id]
-    return annotation is None or annotation.get("image_id") == image_id
-
-
-FIND_FAULTS = {
-    "images": _image_faults,
-    "annotations": _annotation_faults,
-    "categories": _category_faults,
-    "queries": _query_faults,
-}
-"""For each list the function that finds what is wrong with one of its records."""
-
-
-def _may_be_mask(mask: Any, image: Record | None) -> bool:
-    """Whether a field may hold this value: null, polygons, or an RLE of the image's size.
-
-    Polygons and the counts of RLEs are not read here; whoever reads the mask refuses bad ones.
-    """
-    if not isinstance(mask, dict):
-        return mask is None or (isinstance(mask, list) and bool(mask))
+def problems(content: bytes, *, need_queries: bool = True) -> Iterator[Problem]:
+    """All problems with fields, ids, references and mask sizes of a dataset file."""
     try:
-        size = masks.rle_size(mask)
-    except ValueError:
-        return False
-    return image is None or size == (image.get("height"), image.get("width"))
+        lists = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except UNREADABLE as error:
+        yield Problem("", -1, "", f"no dataset file ({error})")
+        return
+    if not need_queries:
+        lists.setdefault("queries", msgspec.Raw(b"[]"))
+
+    file = File([], [], [], [])
+    found: list[Problem] = []
+    for key, (kind, name) in LISTS.items():
+        try:
+            records = msgspec.json.decode(lists.get(key, NULL), type=list[msgspec.Raw])
+        except msgspec.MsgspecError:
+            remedy = "add it, [] where there are none"
+            if key == "queries":
+                remedy += "; of a COCO file use data convert coco, or train on it as compose:FILE"
+            found.append(Problem("", -1, "", f"the list {key!r} is missing", remedy))
+            continue
+        for index, record in enumerate(records):
+            try:
+                getattr(file, key).append(msgspec.json.decode(record, type=kind))
+            except msgspec.MsgspecError as error:
+                where = _name_of(record, name, f"{key}[{index}]")
+                found.append(Problem(key, index, where, str(error)))
+                getattr(file, key).append(None)
+    yield from found
+    if not any(problem.index < 0 for problem in found):
+        yield from _faults(file)
 
 
-def _note_on_exchange(mask: Any, image: Record | None) -> str:
-    """A note on an RLE whose height is the image's width, and the other way round; else ""."""
+def _name_of(record: msgspec.Raw, name: str, place: str) -> str:
+    """Names a record that cannot be read by its id, or else by its place."""
     try:
-        height, width = masks.rle_size(mask)
-    except ValueError:
+        return f"{name} {msgspec.json.decode(record, type=_Id).id}"
+    except msgspec.MsgspecError:
+        return place
+
+
+def _faults(file: File) -> Iterator[Problem]:
+    """What types do not say: ids that occur twice, references, names, and sizes of masks."""
+    for key, (_, name) in LISTS.items():
+        ids = [record.id for record in getattr(file, key) if record]
+        if len(set(ids)) < len(ids):
+            seen: set[int] = set()
+            for index, record in enumerate(getattr(file, key)):
+                if record and record.id in seen:
+                    what = f"the id {record.id} occurs twice"
+                    yield Problem(key, index, f"{name} {record.id}", what)
+                elif record:
+                    seen.add(record.id)
+
+    images = {image.id: image for image in file.images if image}
+    categories = {category.id for category in file.categories if category}
+    places = {annotation.id: annotation.image_id for annotation in file.annotations if annotation}
+    find_faults = {
+        "images": _image_faults,
+        "categories": _category_faults,
+        "annotations": lambda record: _annotation_faults(record, images, categories),
+        "queries": lambda record: _query_faults(record, images, places),
+    }
+    for key, (_, name) in LISTS.items():
+        for index, record in enumerate(getattr(file, key)):
+            if record:
+                for what in find_faults[key](record):
+                    yield Problem(key, index, f"{name} {record.id}", what)
+
+
+def _image_faults(image: Image) -> Iterator[str]:
+    name = image.file_name
+    if not is_text(name) or leads_outside(name):
+        yield f"file_name {name!r} is no path inside the image folder"
+    if image.height * image.width > masks.MAX_PIXELS:
+        yield f"{image.height} x {image.width} are more than {masks.MAX_PIXELS} pixels"
+
+
+def _category_faults(category: Category) -> Iterator[str]:
+    if not is_text(category.name):
+        yield f"name {category.name!r} is no name"
+
+
+def _annotation_faults(
+    annotation: Annotation, images: Mapping[int, Image], categories: set[int]
+) -> Iterator[str]:
+    image = images.get(annotation.image_id)
+    if image is None:
+        yield f"image_id {annotation.image_id} is no image of this file"
+    if annotation.category_id not in categories:
+        yield f"category_id {annotation.category_id} is no category of this file"
+
+    given = [field for field in MASKS if bytes(getattr(annotation, field)) != b"null"]
+    if not given:
+        yield "it has neither segmentation nor visible_mask"
+    for field in given:
+        if fault := _mask_fault(getattr(annotation, field), image):
+            yield f"{field} {fault}"
+
+    for name in annotation.attributes or ():
+        if name in RESERVED or "/" in name:
+            yield f"an attribute cannot be called {name!r}; rename it"
+    for field in ("ignore", "iscrowd"):
+        if parse_flag(getattr(annotation, field)) is None:
+            yield f"{field} is {getattr(annotation, field)!r}, neither true nor false"
+
+
+def _mask_fault(mask: msgspec.Raw, image: Image | None) -> str:
+    """What is wrong with a mask that is not decoded: with its size, or its type; "" if nothing."""
+    content = bytes(mask)
+    if content[:1] == b"{":
+        try:
+            height, width = msgspec.json.decode(mask, type=_Size).size
+        except msgspec.MsgspecError as error:
+            return f"is no RLE ({error})"
+        if image is not None and (height, width) != (image.height, image.width):
+            return f"has the size {height} x {width}, its image {image.height} x {image.width}"
         return ""
-    if image is None or (width, height) != (image.get("height"), image.get("width")):
-        return ""
-    return " (height and width seem to be exchanged in the record of the image)"
+    is_list = content[:1] == b"[" and content[1:].strip() != b"]"
+    return "" if is_list else "is neither an RLE nor a list of polygons"
 
 
-def check_contradictions(path: Path, records: Record) -> None:
-    """Refuses a dataset file most of whose records contradict themselves.
+def _query_faults(
+    query: Query, images: Mapping[int, Image], places: Mapping[int, int]
+) -> Iterator[str]:
+    if query.image_id not in images:
+        yield f"image_id {query.image_id} is no image of this file"
+    if not is_text(query.text):
+        yield f"text {query.text!r} is no sentence"
+    for target in query.instance_ids:
+        if places.get(target) != query.image_id:
+            yield f"instance_ids: {target} is no annotation of its image"
 
-    Compares `NUM_COMPARED_ON_READING` annotations at most, evenly spread over the file, so that the
-    time does not grow with it. Raises InputError with the count and the likely cause.
+
+# Contradictions: a file most of whose records have one is refused.
+
+
+def check_contradictions(path: Path, file: File) -> None:
+    """Compares at most `NUM_COMPARED_ON_READING` annotations, evenly spread over the file.
+
+    Raises InputError where most contradict themselves.
     """
-    annotations = records["annotations"]
-    compared = [annotations[index] for index in compared_on_reading(len(annotations))]
-    refuse_contradictions(path, {**records, "annotations": compared})
-
-
-def compared_on_reading(num_annotations: int) -> range:
-    """The positions of at most `NUM_COMPARED_ON_READING` annotations, evenly spread over a file."""
-    stride = max(1, math.ceil(num_annotations / NUM_COMPARED_ON_READING))
-    return range(0, num_annotations, stride)
-
-
-def refuse_contradictions(path: Path, records: Record) -> None:
-    """Compares all annotations of checked records. Raises InputError if most contradict
-    themselves."""
-    for contradiction in find_contradictions(records):
+    stride = -(-len(file.annotations) // NUM_COMPARED_ON_READING) or 1
+    some = File(file.images, file.annotations[::stride], file.categories, [])
+    for contradiction in compare(some):
         if contradiction.is_systematic:
             raise InputError(f"{path}: {contradiction}")
 
 
-def find_contradictions(records: Record) -> Iterator[Contradiction]:
+def find_contradictions(records: Any) -> Iterator[Contradiction]:
+    """Compares the checked records of a dataset file in memory, as `compare`."""
+    return compare(_add_queries(msgspec.json.decode(json.dumps(records), type=_WithoutQueries)))
+
+
+def compare(file: File) -> Iterator[Contradiction]:
     """Compares what the records of a checked dataset file state twice.
 
     Masks that cannot be decoded are left to whoever reads them.
     """
-    yield from find_shared_files([image["file_name"] for image in records["images"]])
-    sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
+    yield from find_shared_files([image.file_name for image in file.images])
+    sizes = {image.id: (image.height, image.width) for image in file.images}
     boxes = BoxComparison()
     areas = AreaComparison()
-    for annotation in records["annotations"]:
-        size = sizes[annotation["image_id"]]
+    outside: list[str] = []
+    num_polygons = 0
+    for annotation in file.annotations:
+        size = sizes[annotation.image_id]
+        given = [mask for mask in map(annotation.mask, MASKS) if mask is not None]
+        for polygons in given:
+            if isinstance(polygons, list):
+                num_polygons += 1
+                if fault := find_polygon_fault(polygons, size):
+                    outside.append(f"annotation {annotation.id}): {fault}")
         try:
-            rles = [
-                masks.compressed(annotation[key], *size)
-                for key in MASKS
-                if annotation.get(key) is not None
-            ]
+            rles = [masks.compressed(mask, *size) for mask in given]
         except ValueError:
             continue
-        boxes.add(annotation, rles)
-
+        stated = {"id": annotation.id, "bbox": annotation.bbox, "area": annotation.area}
+        boxes.add(stated, rles)
         if len(rles) == len(MASKS):
             complete_area, visible_area = masks.areas(rles)
             areas.add(visible_area, complete_area)
 
-    box_contradictions = list(boxes.contradictions())
-    yield from box_contradictions
-    # Boxes tell the cause better.
-    if not box_contradictions:
-        yield from find_polygon_faults(records)
+    wrong_boxes = list(boxes.contradictions())
+    yield from wrong_boxes
+    if outside and not wrong_boxes:
+        what = f"masks are not where their image is ({outside[0]}"
+        yield Contradiction(len(outside), num_polygons, what)
     yield from areas.contradictions("segmentation and visible_mask may be exchanged")
 
 
@@ -426,32 +460,11 @@ def find_pictures_in_both(
     return Contradiction(len(shared), len(names), what)
 
 
-def find_polygon_faults(records: Record) -> Iterator[Contradiction]:
-    """The polygons of a checked dataset file that cannot be in pixels of their image."""
-    sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
-    faults: Counter[str] = Counter()
-    first = ""
-    num_polygons = 0
-    for annotation in records["annotations"]:
-        for key in MASKS:
-            polygons = annotation.get(key)
-            if isinstance(polygons, list):
-                num_polygons += 1
-                fault = find_polygon_fault(polygons, sizes[annotation["image_id"]])
-                if fault:
-                    first = first or _name_of(annotation)
-                    faults[fault] += 1
-    if faults:
-        fault, _ = faults.most_common(1)[0]
-        what = f"masks are not where their image is ({first}): {fault}"
-        yield Contradiction(faults.total(), num_polygons, what)
-
-
 def find_polygon_fault(polygons: Sequence[Any], size: tuple[int, int]) -> str:
-    """Why polygons cannot be in pixels of their image; "" if they can be.
+    """Why polygons cannot be in pixels of their image of this height and width; "" if they can be.
 
-    They are shares of its size, or lie outside of it. For anything but polygons it is "" too.
-    `size` is the image's height and width. A polygon is a list of numbers or of points.
+    They are shares of its size, or lie outside of it. For anything but polygons it is "" too. A
+    polygon is a list of numbers or of points.
     """
     try:
         nested = [polygons] if isinstance(polygons[0], int | float) else polygons
@@ -463,30 +476,20 @@ def find_polygon_fault(polygons: Sequence[Any], size: tuple[int, int]) -> str:
     if not np.isfinite([left, top, right, bottom]).all():
         return ""
     height, width = size
-
     if min(left, top) >= 0 and max(right, bottom) <= 1 and min(size) >= MIN_SIDE_FOR_SHARES:
-        return (
-            "its coordinates seem to be shares of the image's size; multiply them by width and "
-            "height"
-        )
+        return "its coordinates seem to be shares of the image's size; give pixels"
     if right >= 0 and left < width and bottom >= 0 and top < height:
         return ""
-    if left >= 0 and right <= height and top >= 0 and bottom <= width:
-        return "height and width of the image seem to be exchanged; exchange them"
-    return (
-        "its coordinates lie outside of the image and seem to be of another scale, or of another "
-        "image; give them in pixels of this one"
-    )
+    return "its coordinates lie outside of the image; give them in pixels of this one"
 
 
-@dataclass
 class AreaComparison:
     """Compares the areas of visible and complete masks, object by object."""
 
-    num_different: int = 0
-    """Objects whose two masks differ. Those that are fully visible tell nothing."""
-    num_larger: int = 0
-    """Objects whose visible mask is clearly the larger one."""
+    def __init__(self) -> None:
+        # Objects that are fully visible tell nothing.
+        self.num_different = 0
+        self.num_larger = 0
 
     def add(self, visible_area: int, complete_area: int) -> None:
         """Compares the number of pixels of the two masks of one object."""
@@ -494,7 +497,7 @@ class AreaComparison:
         self.num_larger += visible_area > MAX_VISIBLE_RATIO * complete_area
 
     def contradictions(self, remedy: str) -> Iterator[Contradiction]:
-        """Yields the result for all objects, if any visible mask is too large."""
+        """Yields the result for all objects, if any visible mask is clearly the larger one."""
         if self.num_larger:
             what = f"visible masks are larger than their complete masks; {remedy}"
             yield Contradiction(self.num_larger, self.num_different, what)
@@ -507,57 +510,43 @@ class BoxComparison:
         # How many were compared, and a description of each that is wrong.
         self._num_boxes = 0
         self._num_areas = 0
-        self._wrong_areas: list[str] = []
         self._wrong_boxes: list[str] = []
-        # How often each cause explains a wrong box. The most frequent one is reported.
-        self._causes: Counter[str] = Counter()
+        self._wrong_areas: list[str] = []
 
-    def add(self, annotation: Record, rles: Sequence[masks.RLE]) -> None:
+    def add(self, annotation: Mapping[str, Any], rles: Sequence[masks.RLE]) -> None:
         """Compares one annotation with its masks, as compressed RLEs.
 
         Its box and its area may be those of either mask, since tools differ in which they state.
         """
+        name = f"annotation {annotation.get('id')}"
         stated = _parse_box(annotation.get("bbox"))
-        filled_rles = [rle for rle in rles if masks.areas([rle])[0]]
-        if rles and not filled_rles and stated is not None:
+        mask_areas = masks.areas(rles) if rles else []
+        mask_boxes = [np.array(masks.coco.toBbox(rle), float) for rle in rles]
+        if stated is not None and rles:
             self._num_boxes += 1
-            self._wrong_boxes.append(
-                f"{_name_of(annotation)}: bbox {annotation['bbox']}, mask empty"
-            )
-            cause = _find_cause_outside(stated, rles[0]["size"])
-            self._causes[cause or "the masks may lie outside of the image"] += 1
-        if not filled_rles:
-            return
-
-        mask_boxes = [np.array(masks.coco.toBbox(rle), float) for rle in filled_rles]
-        if stated is not None:
-            self._num_boxes += 1
-            if not any(_box_matches(stated, mask_box) for mask_box in mask_boxes):
-                numbers = [int(number) for number in mask_boxes[0]]
-                self._wrong_boxes.append(
-                    f"{_name_of(annotation)}: bbox {annotation['bbox']}, mask {numbers}"
-                )
-                self._causes[find_cause(stated, filled_rles[0])] += 1
+            # An empty mask has no box.
+            pairs = zip(mask_areas, mask_boxes, strict=True)
+            if not any(area and _box_matches(stated, box) for area, box in pairs):
+                numbers = mask_boxes[0].astype(int).tolist() if any(mask_areas) else "empty"
+                self._wrong_boxes.append(f"{name}: bbox {annotation['bbox']}, mask {numbers}")
 
         # Tools that do not compute an area write 0, 1 or the box's.
         area = annotation.get("area")
-        if not isinstance(area, int | float) or not 1 < area < np.inf:
+        if not any(mask_areas) or not isinstance(area, int | float) or not 1 < area < np.inf:
             return
         if stated is not None and np.isclose(area, stated[2] * stated[3], rtol=0.1):
             return
         self._num_areas += 1
-        mask_areas = masks.areas(filled_rles)
-        ratios = [area / mask_area for mask_area in mask_areas]
+        ratios = [area / mask_area for mask_area in mask_areas if mask_area]
         if not any(1 / MAX_AREA_RATIO <= ratio <= MAX_AREA_RATIO for ratio in ratios):
-            self._wrong_areas.append(f"{_name_of(annotation)}: area {area}, mask {mask_areas[0]}")
+            self._wrong_areas.append(f"{name}: area {area}, mask {mask_areas[0]}")
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yields the result for all annotations: wrong boxes, or else wrong areas."""
         if self._wrong_boxes:
-            cause, _ = self._causes.most_common(1)[0]
             what = (
-                f"bboxes contradict their masks ({self._wrong_boxes[0]}); {cause}; correct the "
-                "masks, or leave bbox out where it is wrong"
+                f"bboxes contradict their masks ({self._wrong_boxes[0]}); correct the masks, or "
+                "leave bbox out where it is wrong"
             )
             yield Contradiction(len(self._wrong_boxes), self._num_boxes, what)
         elif self._wrong_areas:
@@ -566,57 +555,6 @@ class BoxComparison:
                 "leave area out where it is wrong"
             )
             yield Contradiction(len(self._wrong_areas), self._num_areas, what)
-
-
-def find_cause(stated: np.ndarray, rle: masks.RLE) -> str:
-    """The likely reason why a mask's box is not the stated one `[x y width height]`.
-
-    Each known slip is applied to one of the two boxes. That which makes them equal is the cause.
-    """
-    height, width = rle["size"]
-    mask_box = np.array(masks.coco.toBbox(rle), float)
-    # With x and y exchanged. The part of a mask that lies outside of the image is lost.
-    exchanged = stated[[1, 0, 3, 2]]
-    exchanged[2:] = np.minimum(exchanged[:2] + exchanged[2:], [width, height]) - exchanged[:2]
-    if _box_matches(exchanged, mask_box):
-        return "the masks seem to be written y, x"
-    if _box_matches(stated, mask_box * [width, height, width, height]):
-        return "the polygons seem to be shares of the image's size"
-
-    # The runs of a mask, which were read column by column, laid out row by row.
-    mask = masks.expand(rle)
-    transposed = np.asarray(mask).T.reshape(height, width)
-    if transposed.any() and _box_matches(stated, np.array(masks.coco_box(transposed), float)):
-        return "the RLEs seem to be counted row by row, and COCO counts column by column"
-    if not mask.all() and _box_matches(stated, np.array(masks.coco_box(~mask), float)):
-        return "the masks seem to be inverted"
-
-    scale = stated[2] / mask_box[2]
-    if not 0.9 < scale < 1.1 and _box_matches(stated, mask_box * scale):
-        return f"the masks seem to be of another scale (x {scale:.3g})"
-    return _find_cause_outside(stated, (height, width)) or (
-        "they may belong to other objects or other images"
-    )
-
-
-def _find_cause_outside(stated: np.ndarray, size: tuple[int, int]) -> str:
-    """Why a box `[x y width height]` reaches out of its image; "" if it does not.
-
-    `size` is the height and the width of the image. The tolerance of boxes is allowed.
-    """
-    height, width = size
-    right, bottom = stated[:2] + stated[2:] - BOX_TOLERANCE_PIXELS
-    if right <= width and bottom <= height:
-        return ""
-    if right <= height and bottom <= width:
-        return "height and width of the images seem to be exchanged"
-    return "the boxes reach out of the images, and seem to be of larger ones"
-
-
-def _name_of(annotation: Record) -> str:
-    """Names an annotation for the user. COCOA's regions have no id."""
-    number = annotation.get("id")
-    return "a region" if number is None else f"annotation {number}"
 
 
 def _parse_box(bbox: Any) -> np.ndarray | None:

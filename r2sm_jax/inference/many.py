@@ -133,7 +133,7 @@ def _tasks_of_dataset(path: Path, images: str | None) -> list[Task]:
     for index in range(len(dataset)):
         queries = tuple((query.id, query.text) for query in dataset.queries_at(index))
         if queries:
-            name = dataset.images[index]["file_name"]
+            name = dataset.images[index].file_name
             size = dataset.size_at(index)
             tasks.append(Task(dataset.image_path(index), name, queries, size))
     if not tasks:

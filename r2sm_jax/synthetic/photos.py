@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from os import PathLike
@@ -13,11 +13,10 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance
+from r2sm_jax.data.dataset import Instance, read_json
 from r2sm_jax.data.split_summary import CROWD_REMEDY
 from r2sm_jax.data.splits import split_by_hash
-from r2sm_jax.data.validation import check_contradictions, check_records, is_ignored
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name
@@ -84,16 +83,12 @@ class PhotoFile:
 
     def __init__(self, path: Path, images: str | PathLike[str] | None = None):
         """Raises InputError for another kind of file than COCO instances, and a missing folder."""
-        records = load_json(path, "a COCO instances file")
-        if isinstance(records, dict):
-            records.setdefault("queries", [])
-        check_records(path, records)
-        check_contradictions(path, records)
-        if records["annotations"] and all(map(is_ignored, records["annotations"])):
+        self.dataset = read_json(path, images, need_images=False, need_queries=False)
+        annotations = self.dataset.file.annotations
+        if annotations and all(annotation.is_ignored for annotation in annotations):
             raise InputError(f"{path}: all annotations are ignored; {CROWD_REMEDY}")
-        self.dataset = Dataset(path, records, images)
         self.classes = tuple(map(display_name, self.dataset.vocabulary["category"]))
-        self.is_partial = _is_partial(path, records)
+        self.is_partial = _is_partial(path, self.dataset.file.info)
         self._is_complete: dict[int, list[bool]] = {}
 
     def read_masks(self, index: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
@@ -108,9 +103,8 @@ class PhotoFile:
         return instances, self._is_complete[index]
 
 
-def _is_partial(path: Path, records: Mapping[str, Any]) -> bool:
+def _is_partial(path: Path, info: Any) -> bool:
     """Raises InputError for an `info.partial` that is neither true nor false."""
-    info = records.get("info")
     is_partial = info.get("partial", False) if isinstance(info, dict) else False
     if not isinstance(is_partial, bool):
         raise InputError(f"{path}: info.partial is {is_partial!r}; give true or false")
@@ -169,7 +163,7 @@ class Photos:
     def name_of(self, photo: int) -> str:
         """The `file_name` of a photo."""
         file, index = self._places[photo]
-        return file.dataset.images[index]["file_name"]
+        return file.dataset.images[index].file_name
 
     def path_of(self, photo: int) -> Path:
         """The image file of a photo. Raises InputError where it is missing."""

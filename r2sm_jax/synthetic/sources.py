@@ -255,10 +255,10 @@ def warn_of_shared_pictures(training: Source, others: Mapping[str, Source]) -> N
     """Says which splits hold pictures that a run trains on, by name."""
     if not isinstance(training, Dataset):
         return
-    names = [image["file_name"] for image in training.images]
+    names = [image.file_name for image in training.images]
     for split, source in others.items():
         if isinstance(source, Dataset):
-            other_names = [image["file_name"] for image in source.images]
+            other_names = [image.file_name for image in source.images]
             if shared := find_pictures_in_both(other_names, names):
                 print(f"warning: {source.path}: {shared} (train and {split})", flush=True)
 

@@ -30,6 +30,7 @@ from r2sm_jax.data.validation import (
     MASKS,
     Contradiction,
     Problem,
+    check_records,
     find_contradictions,
     find_pictures_in_both,
     find_problems,
@@ -59,7 +60,7 @@ def check(
     """
     records = load_json(file, "a dataset file")
     report_problems(file, records, images)
-    dataset = Dataset(file, records, images)
+    dataset = Dataset(file, check_records(file, records), images)
     if against is not None:
         report_leaks(dataset, read_json(against, against_images, need_images=False))
     report_contradictions(file, records, images)
@@ -371,4 +372,4 @@ def _hash_images(dataset: Dataset) -> Iterator[tuple[int, str, str]]:
     for index, record in enumerate(dataset.images):
         image = open_image(dataset.image_path(index))
         digest = hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()
-        yield record["id"], record["file_name"], digest
+        yield record.id, record.file_name, digest
