@@ -85,8 +85,8 @@ def main() -> None:
 
 def write_export(args: ExportConfig, out: Path) -> None:
     """Writes the folder, and verifies it on request."""
-    completer = args.completer and load_part(args.completer, "completer")
-    outliner = args.outliner and load_part(args.outliner, "outliner")
+    completer = None if args.completer is None else load_part(args.completer, "completer")
+    outliner = None if args.outliner is None else load_part(args.outliner, "outliner")
     source = find_folder(args.run)
     if is_export(source):
         check_keeps_form(args)

@@ -48,6 +48,7 @@ from r2sm_jax.models.hub import INDEX, TOKENIZER, TOKENIZER_FILES, read_tensors,
 from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 
+Parts = Mapping[Part, MaskCompleter | MaskOutliner | None]
 LARGEST = 127
 """Of the whole numbers that a difference is stored in."""
 SMALLEST = 1e-30
@@ -102,7 +103,7 @@ def export(
         rounded = restore_differences(weights, published)
         stored["weights_sha256"] = hash_weights(fill(predictor.weights, rounded, out))
 
-    parts = {"completer": completer, "outliner": outliner}
+    parts: Parts = {"completer": completer, "outliner": outliner}
     with new_export(out) as folder:
         source = predictor.text_encoder.folder
         if embed:
@@ -137,7 +138,7 @@ def add_parts(
         for name in read_checksums(source):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, folder / name)
-        parts = {"completer": completer, "outliner": outliner}
+        parts: Parts = {"completer": completer, "outliner": outliner}
         write_model(folder, read_stored(source), tensors, parts, card)
 
 
@@ -145,7 +146,7 @@ def write_model(
     folder: Path,
     stored: Mapping[str, Any],
     tensors: Mapping[str, np.ndarray],
-    parts: Mapping[Part, MaskCompleter | MaskOutliner | None],
+    parts: Parts,
     card: str,
 ) -> None:
     """Writes weights, configuration and card of an export.

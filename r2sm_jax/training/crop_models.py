@@ -9,7 +9,7 @@ crop around a box or clicks that mean one object, and the object's visible mask.
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import grain
 import jax
@@ -521,7 +521,8 @@ def train_step(
         gradient_of = jax.value_and_grad(loss_of, has_aux=True)
         (loss, parts), gradients = gradient_of(state.params, constants, planes, key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params = cast(nnx.State, optax.apply_updates(state.params, updates))
+    assert state.average is not None
     average = update_average(state.average, params, state.step, AVERAGE)
     return TrainState(params, opt_state, state.step + 1, average), parts | {"loss": loss}
 

@@ -122,7 +122,7 @@ def fit(task: Task, folder: Path, config: LoopConfig) -> Fitted:
     return Fitted(int(state.step) == config.steps, seconds)
 
 
-def numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+def numbers(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the figures that are defined, as "dev/NAME" or "dev/KIND/NAME"."""
     flat = flatten_dict({"dev": dict(figures)}, sep="/")
     return {str(name): value for name, value in flat.items() if value is not None}

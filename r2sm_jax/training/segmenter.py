@@ -243,9 +243,9 @@ class DeviceBatches:
         """The number of batches that were taken."""
         return self._num_taken
 
-    def set_state(self, num_taken: int) -> None:
+    def set_state(self, state: int) -> None:
         """Continues after so many batches."""
-        self._num_taken = num_taken
+        self._num_taken = state
         self._batches: Iterator[Batch] | None = None
         self._waiting: deque[Batch] = deque()
 
