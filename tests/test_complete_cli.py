@@ -260,7 +260,7 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["CROWDS", *FLAGS], "all 4 annotations are crowds .* --crowds objects"),
         (["TURNED", *FLAGS], "bboxes contradict their masks .* y, x"),
         (["MISSING", *FLAGS], "no such file"),
-        (["masks", *FLAGS], "no masks to complete"),
+        (["masks", *FLAGS], "no images in it"),
     ],
 )
 def test_refusals(arguments, named, place, refused):

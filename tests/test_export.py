@@ -168,7 +168,7 @@ def test_an_export_predicts_as_its_run(run, copy, workplace):
 def test_verification_measures_and_refuses(run, copy):
     text = verify(run, copy)
     differences = [float(value) for value in re.findall(r"([\d.e-]+) in mask logits", text)]
-    assert len(differences) == 3 and differences[0] == 0 and differences[1] <= 1e-4
+    assert len(differences) == 2 and differences[0] == 0 and differences[1] <= 1e-4
     weights = load_file(copy / "model.safetensors")
     name = "decoder.image.kernel"
     save_file(weights | {name: 1.01 * weights[name]}, copy / "model.safetensors")
@@ -190,7 +190,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
         functions = stablehlo.export_functions(run)
     stablehlo.write_functions(copy / "model.stablehlo", functions)
     write_checksums(copy)
-    with pytest.raises(InputError, match=r"StableHLO without r2sm_jax, .* differs from the run"):
+    with pytest.raises(InputError, match=r"StableHLO without r2sm_jax, differs from the run"):
         verify(run, copy)
 
 

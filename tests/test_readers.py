@@ -18,7 +18,13 @@ from r2sm_jax.data.dataset import read_json, to_records, write
 from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.data import main
-from r2sm_jax.tools.referring import draw_polygon, read_mmr, read_pickle, read_refcoco
+from r2sm_jax.tools.referring import (
+    draw_polygon,
+    read_lisa_plus_plus,
+    read_mmr,
+    read_pickle,
+    read_refcoco,
+)
 
 FILES = Path(__file__).parent / "files" / "readers"
 SIZE = HEIGHT, WIDTH = 20, 30
@@ -158,6 +164,9 @@ def test_ids_that_collide_are_numbered_anew(tmp_path):
     content["annotations"][1] |= {"image_id": 8, "id": 31}
     records = to_records(truths_of(save(tmp_path / "c.json", content)))
     assert [(a["id"], a.get("source_id")) for a in records["annotations"]] == [(1, 31), (2, 31)]
+    content["annotations"][1]["id"] = 0  # which COCO tools read as no match
+    records = to_records(truths_of(save(tmp_path / "c.json", content)))
+    assert [(a["id"], a.get("source_id")) for a in records["annotations"]] == [(1, 31), (2, 0)]
 
 
 def test_files_whose_image_ids_collide(place, command):
@@ -238,6 +247,16 @@ def test_one_image_of_mmr_has_one_file(tmp_path):
     assert len(truth.queries) == 4 and "image 5 is train2017/5.jpg" in collector.bad[0]
 
 
+def test_an_object_has_one_mask(tmp_path):
+    photo(tmp_path / "1.jpg")
+    question, other, _ = load("lisa.json")
+    other["points"] = {"1": question["points"]["2"]}
+    collector = Collector()
+    path = save(tmp_path / "q.json", [question, other])
+    (truth,) = read_lisa_plus_plus([path], tmp_path, collector)
+    assert len(truth.queries) == 1 and "object 1 had another mask before" in collector.bad[0]
+
+
 def test_splits_of_refcoco(place):
     (ref, *_) = load("refs.json")
     names = ("testA", "testB", "testAB", "test", "val")
@@ -308,6 +327,8 @@ def spoilt(name: str) -> Any:
             return doubled(content, visible_mask=lambda _: hidden)
         case "turned":
             return doubled(content, bbox=lambda _: [25, 1, 3, 18])
+        case "list":
+            return [1]
         case "outside":
             content["images"][0]["file_name"] = "../a.jpg"
         case "larger":
@@ -338,6 +359,7 @@ REFUSALS = [
     ("cocoa-cls cocoa-cls.json --images reasonseg", "a.jpg is not in reasonseg"),
     ("d2sa cocoa-cls.json aistron.json", "share their file"),
     ("mmr cocoa-cls.json", "not a list"),
+    ("mmr list.json", "[0] is not an object"),
     ("lisa++ refs.json", "[0]: "),
     ("refcoco refs.json --instances cocoa-cls.json --split test", "--split is one of train, val"),
     ("reasonseg coco.json", "coco.jpg or coco.jpeg or coco.png is not in"),

@@ -42,7 +42,7 @@ class Collector:
         self.num_records += 1
         try:
             yield
-        except (InputError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, InputError, KeyError, TypeError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             sentence = f"{where}: {reason}"
             if self.is_strict:

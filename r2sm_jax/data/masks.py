@@ -42,31 +42,8 @@ MOST_POINTS = 24
 
 
 def encode(mask: Mask) -> dict[str, Any]:
-    """The compressed RLE of a mask `[H W]`.
-
-    Its counts are a string, and never bytes, so that it can go into JSON. They are those of
-    pycocotools, which looks at every pixel; here only those in the mask's box are looked at.
-    """
-    height, width = mask.shape
-    x0, y0, x1, y1 = box(mask)
-    # A row of background stays where there is one, so that the columns of the part do not touch.
-    top = max(0, y0 - 1)
-    bottom = y1 if y0 else min(height, y1 + 1)
-    part = np.asarray(mask[top:bottom, x0:x1], bool)
-    pixels = part.ravel(order="F")
-    changes = np.flatnonzero(np.diff(pixels, prepend=False, append=False))
-
-    # Where mask begins in the image, and the pixel after its end, in turn.
-    column, row = np.divmod(changes[0::2], max(1, part.shape[0]))
-    first = (x0 + column) * height + top + row
-    column, row = np.divmod(changes[1::2] - 1, max(1, part.shape[0]))
-    end = (x0 + column) * height + top + row + 1
-    edges = np.stack([first, end], axis=1).ravel()
-    # Counts do not end with a run of no background.
-    edges = edges[edges < height * width]
-    runs = np.diff(edges, prepend=0, append=height * width)
-    rle = coco.frPyObjects({"size": [height, width], "counts": runs}, height, width)
-    return _with_text(rle)
+    """The compressed RLE of a mask `[H W]`, whose counts are a string, as JSON needs it."""
+    return _with_text(coco.encode(np.asarray(mask, np.uint8, order="F")))
 
 
 def check(rle: Any) -> dict[str, Any]:

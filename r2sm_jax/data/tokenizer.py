@@ -31,7 +31,7 @@ PROBE = (
 
 
 def read_part(sentence: str) -> str:
-    """The part of a sentence that the language model reads.
+    """Returns the part of a sentence that the language model reads.
 
     Polite words at the start and full stops at the end are left out, since either could flip the
     decision about the mask type. If nothing would be left, the whole sentence is read.
@@ -93,7 +93,8 @@ class QueryTokenizer:
         return [len(ids) for ids in self(sentences)]
 
     def cut_off(self, sentence: str) -> str:
-        """The words at the end of a sentence that are beyond the limit; the first may be a part."""
+        """Returns the words at the end of a sentence that are beyond the limit; the first may be a
+        part."""
         (encoding,) = self._encode([sentence])
         starts = []
         for part in encoding.overflowing:
@@ -116,13 +117,13 @@ class QueryTokenizer:
 
 
 def hash_tokenizer(tokenizer: Tokenizer) -> str:
-    """Hash of what a tokenizer does: its vocabulary, and the ids of one hard sentence."""
+    """Hashes what a tokenizer does: its vocabulary, and the ids of one hard sentence."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     return sha256(json.dumps((vocabulary, tokenizer.encode(PROBE).ids)).encode()).hexdigest()
 
 
 def read_tokenizer_file(folder: Path, expected_sha256: str | None) -> Tokenizer | None:
-    """The tokenizer of a folder's tokenizer.json, if it has this hash; else None."""
+    """Reads the tokenizer.json of a folder; None if it has another hash."""
     if expected_sha256 is None or not (folder / TOKENIZER).is_file():
         return None
     try:
@@ -140,7 +141,7 @@ def _remove_limits(tokenizer: Tokenizer) -> None:
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a model folder, as `transformers` reads it.
+    """Reads the tokenizer of a model folder with `transformers`.
 
     Raises InputError if it is missing or unreadable, or has ids that the model has no embedding
     for.

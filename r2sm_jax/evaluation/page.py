@@ -125,7 +125,7 @@ def code_to_html(text: str) -> str:
 
 
 def picture_url(panel: Panel) -> str:
-    """The picture of a panel as a data URL."""
+    """Writes the picture of a panel as a data URL."""
     return data_url(panel.picture, "WEBP", quality=82)
 
 
@@ -186,28 +186,28 @@ def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Pa
     """
     rows = []
     for result in results:
-        truth = [masks.decode(rle) for rle in result.truth.masks]
-        predicted = [masks.decode(rle) for rle in result.predicted_masks]
+        modal, amodal = map(masks.decode, result.truth.masks)
+        predicted_modal, predicted_amodal = map(masks.decode, result.predicted_masks)
         try:
             image = source[result.truth.index].image
         except InputError:
-            image = np.full((*truth[0].shape, 3), BLANK, np.uint8)
+            image = np.full((*modal.shape, 3), BLANK, np.uint8)
         ratio = PICTURE_SIZE / max(image.shape[:2])
-        nothing = np.zeros_like(truth[0])
+        nothing = np.zeros_like(modal)
+        asked = paint(image, modal, amodal, result.mask_type, ratio)
+        said = paint(image, predicted_modal, predicted_amodal, result.predicted_type, ratio)
         rows.append(
             [
                 Panel(paint(image, nothing, nothing, None, ratio), result.query.text),
-                Panel(
-                    paint(image, *truth, result.mask_type, ratio), f"{result.mask_type} asked for"
-                ),
-                Panel(paint(image, *predicted, result.predicted_type, ratio), describe(result)),
+                Panel(asked, f"{result.mask_type} asked for"),
+                Panel(said, describe(result)),
             ]
         )
     return rows
 
 
 def describe(result: QueryResult) -> str:
-    """The mask type of an answer, with its probability if it has one, and the IoU of its mask."""
+    """Names the mask type of an answer, its probability if it has one, and the IoU of its mask."""
     intersection, union = result.overlap[:2]
     iou = f"IoU {intersection / union if union else 1.0:.2f}"
     if result.predicted_type is None:

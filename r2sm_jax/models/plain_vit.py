@@ -98,8 +98,9 @@ class PlainViT(nnx.Module):
         self.norm_after = None if is_clip else norm
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
-        """Patch tokens. `image` is normalised by ImageNet's mean and deviation and can have any
-        square size: it is resized to one token a patch and normalised as the family needs."""
+        """Computes patch tokens. `image` is normalised by ImageNet's mean and deviation and can
+        have any square size: it is resized to one token a patch and normalised as the family
+        needs."""
         image = normalise(image, self.config.vit_family)
         x = self.patches(resize(image, self.grid * self.config.vit_patch_size))
         x = rearrange(x, "b h w d -> b (h w) d")
@@ -125,7 +126,7 @@ class PlainViT(nnx.Module):
 
 
 def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H W 3"]:
-    """An image that is normalised by ImageNet's mean and deviation, as one of the
+    """Normalises an image, which is normalised by ImageNet's mean and deviation, as one of the
     `NORMALISATION`s."""
     (from_mean, from_std), (mean, std) = (np.array(x) for x in (IMAGENET, NORMALISATION[family]))
     return image * jnp.asarray(from_std / std, image.dtype) + jnp.asarray(

@@ -57,21 +57,21 @@ class TextEncoder(nnx.Module):
     def hidden_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]
     ) -> list[Float[Array, "b t e"]]:
-        """The embeddings and the token states after every block. `mask` is True on real tokens,
-        which come first; states of padding are meaningless."""
+        """Returns the embeddings and the token states after every block. `mask` is True on real
+        tokens, which come first; states of padding are meaningless."""
         raise NotImplementedError  # each layout has its own
 
     def __call__(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
     ) -> Float[Array, "b t l e"]:
-        """Token states after each of `layers` (0 = the embeddings)."""
+        """Computes token states after each of `layers` (0 = the embeddings)."""
         states = self.hidden_states(ids, mask)
         return jnp.stack([states[layer] for layer in layers], axis=2)
 
     def float16_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
     ) -> Float16[Array, "b t l e"]:
-        """Token states as the segmenter reads them and caches store them."""
+        """Computes token states as the segmenter reads them and memory keeps them."""
         return self(ids, mask, layers).astype(jnp.float16)
 
 
@@ -215,8 +215,8 @@ class DecoderBlock(nnx.Module):
 
 
 def rotate(x: Float[Array, "b t h d"], angles: Float[Array, "t _f"]) -> Float[Array, "b t h d"]:
-    """Rotary positions: channel i of the first half and of the second rotate together by the angle
-    of frequency i."""
+    """Turns queries or keys by their positions: channel i of the first half and of the second
+    rotate together by the angle of frequency i."""
     cos = jnp.cos(angles)[:, None]
     sin = jnp.sin(angles)[:, None]
     first, second = jnp.split(x, 2, axis=-1)

@@ -18,14 +18,9 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.coco import COCOOptions, read_coco, read_results
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.crops import count_masks
-from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance, write
-from r2sm_jax.data.images import (
-    IMAGE_SUFFIXES,
-    find_image,
-    image_folders,
-    image_size,
-    open_annotated,
-)
+from r2sm_jax.data.dataset import ImageTruth, write
+from r2sm_jax.data.images import find_image, image_folders, open_annotated
+from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 from r2sm_jax.progress import show_progress
@@ -36,8 +31,6 @@ if TYPE_CHECKING:
 
 MIN_OCCLUDER_SHARE = 0.1
 """Of the added part: an object whose visible mask covers as much of it hides the object."""
-ROLES = ("mask", "visible", "modal")
-"""Words of a file name that are no class."""
 HIDDEN_FROM = 0.01
 """Share of the complete mask: less than this is the rounding of two masks."""
 
@@ -124,54 +117,11 @@ def read_source(
     if annotations is not None and not is_results:
         raise InputError(f"--annotations is for COCO results, a list; {source} is none")
     if source.is_dir():
-        return read_folder(source, images_dir, collector)
+        return read_mask_folders(images_dir, source, None, collector)
     if is_results:
         return read_results(source, images_dir, annotations, min_score, collector)
     options = COCOOptions(crowds_are_objects=crowds == "objects")
     return read_coco(source, images_dir, options, collector)
-
-
-def read_folder(folder: Path, images_dir: Path, collector: Collector) -> Iterator[ImageTruth]:
-    """Reads a folder of masks, one file an object: IMAGE/anything.png or IMAGE_1_red cup.png, where
-    IMAGE is the image's name without its ending; words after it are the class.
-
-    Images and objects are numbered from 1 in the order of the names.
-    """
-    images = {_key(images_dir, path): path for path in _images_below(images_dir)}
-    of_images: dict[str, list[tuple[str, Path]]] = {}
-    for path in _images_below(folder):
-        words = _key(folder, path).split("_")
-        with collector.record(str(path)):
-            starts = ["_".join(words[:length]) for length in range(len(words), 0, -1)]
-            name = next((start for start in starts if start in images), None)
-            if name is None:
-                raise ValueError(f"no image in {images_dir} has the name with which it begins")
-            rest = words[len(name.split("_")) :]
-            category = " ".join(w for w in rest if w and not w.isdecimal() and w not in ROLES)
-            of_images.setdefault(name, []).append((category or NO_NAME, path))
-
-    number = 0
-    for image_id, (name, files) in enumerate(of_images.items(), start=1):
-        size = image_size(images[name])
-        instances = []
-        for category, path in files:
-            with collector.record(str(path)):
-                number += 1
-                rle = masks.encode(masks.read_file(path, size))
-                instances.append(Instance(number, category, rle, None))
-        file_name = images[name].relative_to(images_dir).as_posix()
-        yield ImageTruth(image_id, file_name, size, tuple(instances), ())
-
-
-def _images_below(folder: Path) -> list[Path]:
-    """The images in a folder and its folders, without hidden ones, such as macOS's `._a.png`."""
-    paths = sorted(folder.rglob("*"))
-    return [p for p in paths if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] != "."]
-
-
-def _key(folder: Path, path: Path) -> str:
-    """The name of a file without its ending, with "_" between folders."""
-    return path.relative_to(folder).with_suffix("").as_posix().replace("/", "_")
 
 
 def refuse_nothing(source: Path, truths: Sequence[ImageTruth]) -> None:

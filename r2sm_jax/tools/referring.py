@@ -520,6 +520,8 @@ def read_lists(
         if not isinstance(values, list):
             raise InputError(f"{path}: this is not a list; is it a file of this format?")
         for index, value in enumerate(values):
+            if not isinstance(value, dict):
+                raise InputError(f"{path}: [{index}] is not an object; is it of this format?")
             yield f"{path}: [{index}]", path, value
 
 
