@@ -97,7 +97,7 @@ def test_no_data_select_on_what_they_report(folder):
 def test_the_papers_protocol_trains_on_dev_too_and_quick_evaluations_are_as_large_as_asked(
     folder, monkeypatch
 ):
-    monkeypatch.setattr("r2sm_jax.train.check_teaches", lambda *_: "")
+    monkeypatch.setattr("r2sm_jax.synthetic.sources.check_teaches", lambda *_: "")
     config = Config(
         data=DataConfig(source=f"json:{folder}"),
         train=LoopConfig(select_on="dev", evaluate_samples=3),
