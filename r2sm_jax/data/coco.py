@@ -293,7 +293,8 @@ def _mask_fields(
             f"{path}: no annotation has {' or '.join(visible)}; there are {known}; name the field "
             "with --visible-field, or, if only visible masks are known, use data convert coco"
         )
-    if amodal and not present & set(amodal):
+    # A file may know visible masks alone, under their own name.
+    if amodal and options.kind != "any" and not present & set(amodal):
         raise InputError(
             f"{path}: no annotation has {' or '.join(amodal)}; there are {known}; name the field "
             "with --amodal-field"

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import find_image, image_folders, open_annotated
+from r2sm_jax.data.images import find_image, image_folders, locate_image, open_annotated
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.validation import (
     MASKS,
@@ -307,15 +307,7 @@ class Dataset:
 
     def image_path(self, index: int) -> Path:
         """The file of image `index`. Raises InputError where it is in none of the folders."""
-        name = self.images[index].file_name
-        path = find_image(self._image_dirs, name)
-        if path is None:
-            folders = " or ".join(map(str, self._image_dirs))
-            raise InputError(
-                f"{self.path}: image {name} is not in {folders}; give its folder with --images "
-                "DIR, in training with --data.images DIR"
-            )
-        return path
+        return locate_image(self._image_dirs, self.images[index].file_name, self.path)
 
     def image_at(self, index: int) -> np.ndarray:
         """Opens image `index`, RGB `uint8 [H W 3]`.

@@ -3,7 +3,7 @@
 import base64
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from os import PathLike
@@ -150,6 +150,17 @@ def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
         files = " and ".join(map(str, found))
         raise InputError(f"{file_name}: it can be {files}; remove one, or name the folder")
     return found[0] if found else None
+
+
+def locate_image(folders: Sequence[Path], file_name: str, source: Path) -> Path:
+    """The file of an image that `source` lists. Raises InputError where no folder has it."""
+    path = find_image(folders, file_name)
+    if path is None:
+        raise InputError(
+            f"{source}: image {file_name} is not in {' or '.join(map(str, folders))}; give its "
+            "folder with --images DIR, in training with --data.images DIR"
+        )
+    return path
 
 
 def _file_in(folder: Path, name: PurePosixPath) -> Path | None:

@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from PIL import Image, ImageFilter
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, read_json
+from r2sm_jax.data.coco import read_coco
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.images import image_folders, locate_image, open_annotated
 from r2sm_jax.data.split_summary import CROWD_REMEDY
 from r2sm_jax.data.splits import split_by_hash
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name
@@ -71,44 +74,60 @@ class PhotoCutout:
     complete: bool
 
 
+class _Category(msgspec.Struct):
+    id: int
+    name: str
+
+
+class _Info(msgspec.Struct):
+    partial: bool = False
+
+
+class _Header(msgspec.Struct):
+    """What an instances file says of all its photos."""
+
+    categories: list[_Category] = []
+    info: _Info | None = None
+
+
 class PhotoFile:
     """One instances file: its photos, and what it says about them.
 
     Attributes:
-        dataset: The content of the file.
+        path: The file.
+        folders: Where its photos are looked for.
+        truths: The annotations of each photo. Only visible masks are used.
         classes: The names of its categories, as queries say them.
         is_partial: Whether its photos also show things that are not marked
             (`"info": {"partial": true}`). They then give no queries for absent things.
+        complete: Which objects of a photo are complete, of the photos that were asked for.
     """
 
     def __init__(self, path: Path, images: str | PathLike[str] | None = None):
-        """Raises InputError for another kind of file than COCO instances, and a missing folder."""
-        self.dataset = read_json(path, images, need_images=False, need_queries=False)
-        annotations = self.dataset.file.annotations
-        if annotations and all(annotation.is_ignored for annotation in annotations):
+        """Reads COCO files of all dialects; records that cannot be used are left out and listed.
+
+        Raises InputError for another kind of file, and a missing folder.
+        """
+        self.path = path
+        self.folders = image_folders(path, images)
+        collector = Collector()
+        self.truths = list(read_coco(path, collector=collector))
+        collector.print()
+        instances = [instance for truth in self.truths for instance in truth.instances]
+        if instances and all(instance.ignore for instance in instances):
             raise InputError(f"{path}: all annotations are ignored; {CROWD_REMEDY}")
-        self.classes = tuple(map(display_name, self.dataset.vocabulary["category"]))
-        self.is_partial = _is_partial(path, self.dataset.file.info)
-        self._is_complete: dict[int, list[bool]] = {}
 
-    def read_masks(self, index: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
-        """The instances of a photo with visible masks at its own size, and which are complete."""
-        instances = [instance.convert(masks.expand) for instance in self.dataset.rles_at(index)]
-        if index not in self._is_complete:
-            complete = find_complete([instance.modal for instance in instances])
-            self._is_complete[index] = [
-                is_complete and not instance.ignore
-                for is_complete, instance in zip(complete, instances, strict=True)
-            ]
-        return instances, self._is_complete[index]
-
-
-def _is_partial(path: Path, info: Any) -> bool:
-    """Raises InputError for an `info.partial` that is neither true nor false."""
-    is_partial = info.get("partial", False) if isinstance(info, dict) else False
-    if not isinstance(is_partial, bool):
-        raise InputError(f"{path}: info.partial is {is_partial!r}; give true or false")
-    return is_partial
+        try:
+            header = msgspec.json.decode(read_bytes(path), type=_Header)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{path}: {error}") from error
+        self.is_partial = header.info is not None and header.info.partial
+        categories = sorted(header.categories, key=lambda category: category.id)
+        listed = [display_name(category.name) for category in categories]
+        # Original COCOA names its regions, and lists no categories.
+        used = dict.fromkeys(display_name(instance.category) for instance in instances)
+        self.classes = (*listed, *(name for name in used if name not in listed))
+        self.complete: dict[int, list[bool]] = {}
 
 
 @lru_cache(maxsize=16)
@@ -151,7 +170,7 @@ class Photos:
             )
 
         # Photo -> its file and its index there.
-        self._places = [(file, index) for file in self.files for index in range(len(file.dataset))]
+        self._places = [(file, index) for file in self.files for index in range(len(file.truths))]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -163,12 +182,12 @@ class Photos:
     def name_of(self, photo: int) -> str:
         """The `file_name` of a photo."""
         file, index = self._places[photo]
-        return file.dataset.images[index].file_name
+        return file.truths[index].file_name
 
     def path_of(self, photo: int) -> Path:
         """The image file of a photo. Raises InputError where it is missing."""
         file, index = self._places[photo]
-        return file.dataset.image_path(index)
+        return locate_image(file.folders, file.truths[index].file_name, file.path)
 
     def photos_of_split(self, split: str) -> list[int]:
         """The photos of a split, in the order of the files.
@@ -203,17 +222,28 @@ class Photos:
     def read_masks(self, photo: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
         """The instances of a photo with visible masks at its own size, and which are complete."""
         file, index = self._places[photo]
-        return file.read_masks(index)
+        instances = [
+            replace(instance, modal=masks.expand(instance.modal), amodal=None)
+            for instance in file.truths[index].instances
+        ]
+        if index not in file.complete:
+            complete = find_complete([instance.modal for instance in instances])
+            file.complete[index] = [
+                is_complete and not instance.ignore
+                for is_complete, instance in zip(complete, instances, strict=True)
+            ]
+        return instances, file.complete[index]
 
     def open_image(self, photo: int) -> Image.Image:
-        """Opens a photo at its own size. Raises InputError as `Dataset.image_at`."""
+        """Opens a photo at its own size. Raises InputError as `open_annotated`."""
         file, index = self._places[photo]
-        return Image.fromarray(file.dataset.image_at(index))
+        size = file.truths[index].size
+        return Image.fromarray(open_annotated(self.path_of(photo), size, str(file.path)))
 
     def read_mask(self, cutout: PhotoCutout) -> masks.Mask:
         """Reads the visible mask of a cut-out at the size of its photo."""
         file, index = self._places[cutout.photo]
-        return masks.expand(file.dataset.rle_at(index, cutout.annotation).modal)
+        return masks.expand(file.truths[index].instances[cutout.annotation].modal)
 
     def find_cutouts(self, photos: Sequence[int]) -> list[PhotoCutout]:
         """The objects of some photos that are large enough to be pasted, in the order of the files.
@@ -224,7 +254,7 @@ class Photos:
         # By a hash of the name: where not all photos are read, they are of all files.
         for photo in sorted(photos, key=self._hash_of_name):
             file, index = self._places[photo]
-            height, width = file.dataset.size_at(index)
+            height, width = file.truths[index].size
             instances, complete = self.read_masks(photo)
             for annotation, instance in enumerate(instances):
                 x0, y0, x1, y1 = masks.box(instance.modal)
