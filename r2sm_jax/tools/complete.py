@@ -80,6 +80,9 @@ def complete(
     collector.check(max_bad)
     refuse_nothing(source, truths)
 
+    # Of the whole source, so that a class has one id in the files of all shards.
+    names = [" ".join(i.category.split()) or NO_NAME for t in truths for i in t.instances]
+    categories = {name: number for number, name in enumerate(dict.fromkeys(names), start=1)}
     completed = []
     truths = truths[first - 1 :: step]
     with show_progress("completing objects of images", len(truths)) as advance:
@@ -90,7 +93,7 @@ def complete(
     collector.check(max_bad)
     collector.print()
     info = {"description": f"{source.name}, completed by {model}", "source": source.name}
-    records = write(out, completed, info, overwrite=overwrite)
+    records = write(out, completed, info, categories, overwrite)
 
     rates = [a["occlude_rate"] for a in records["annotations"] if "occluded_by" in a]
     hidden = [rate for rate in rates if rate >= HIDDEN_FROM]
