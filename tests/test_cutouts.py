@@ -35,9 +35,7 @@ from r2sm_jax.synthetic.cutouts import (
     label_of,
     place_cutouts,
 )
-from r2sm_jax.synthetic.pictures import paste_sprites
 from r2sm_jax.synthetic.scenes.layout import Item
-from r2sm_jax.synthetic.scenes.paint import Sprite
 from r2sm_jax.synthetic.scenes.scene import make_scene
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cutouts_fluent3d"
@@ -82,18 +80,8 @@ def test_the_mixture_of_free_and_hidden_objects(samples):
     hidden = shares[shares > 0]
     assert 0.35 < (shares > 0).mean() < 0.65
     assert hidden.min() >= MIN_OCCLUSION and hidden.max() <= MAX_OCCLUSION
-    counts = np.histogram(hidden, (MIN_OCCLUSION, 0.2, 0.4, 0.6, MAX_OCCLUSION))[0]
-    assert counts.min() > 0.1 * counts.sum()
-    sizes = Counter(len(sample.instances) for sample in samples)
+    sizes = {len(sample.instances) for sample in samples}
     assert min(sizes) == 3 and max(sizes) <= 8 and len(sizes) >= 4
-
-    num_both = 0
-    for sample in samples:
-        by_class: dict[str, list[float]] = {}
-        for instance, share in zip(sample.instances, hidden_shares(sample), strict=True):
-            by_class.setdefault(instance.category, []).append(share)
-        num_both += any(min(group) == 0 < max(group) for group in by_class.values())
-    assert num_both > 0.15 * NUM_SCENES
 
 
 @settings(max_examples=25, deadline=None)
@@ -120,16 +108,6 @@ def test_any_layout_is_sound(seed, size, shapes):
         check_hiding(scene.instances, scene.facts)
 
 
-def test_sprites_are_blended_by_alpha():
-    half = Image.new("RGBA", (4, 4), (200, 100, 0, 128))
-    for seed in range(5):
-        canvas = Image.new("RGB", (12, 12))
-        sprite = Sprite(half, np.ones((4, 4), bool), 4, 4, extent=4)
-        paste_sprites(np.random.default_rng(seed), canvas, [sprite])
-        inside = np.asarray(canvas)[4:8, 4:8].astype(int)
-        assert np.abs(inside - (100, 50, 0)).max() <= 10  # a shadow may tint what lies behind
-
-
 def test_samples_are_rebuilt_exactly(folder, source, samples):
     again = CutoutSource(str(folder), "train", NUM_SCENES, seed=3)
     copied = pickle.loads(pickle.dumps(source))
@@ -146,28 +124,14 @@ def test_objects_are_split(folder):
     assert sum(map(len, parts)) == len(set.union(*parts)) == len(CUTOUT_NAMES)
     assert names["val"] == names["val_phrasing"] == names["val_hard"]
 
-    images = set()
     for split, source in sources.items():
-        samples = [source[index] for index in range(6)]
-        images |= {sample.image.tobytes() for sample in samples}
         labels = {label_of(name) for name in names[split]}
-        assert {i.category for sample in samples for i in sample.instances} <= labels
-        if split == "val_hard":
-            assert all(query.kind["hard"] for sample in samples for query in sample.queries)
-    assert len(images) == 6 * len(sources)
+        assert {i.category for index in range(6) for i in source[index].instances} <= labels
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ("Red-Mug_02.png", "red mug"),
-        ("sub/wineGlass.webp", "wine glass"),
-        ("1f30b.webp", "object"),
-        ("0007.png", "object"),
-    ],
-)
-def test_label_of(name, label):
-    assert label_of(name) == label
+def test_file_names_give_labels():
+    names = ("Red-Mug_02.png", "sub/wineGlass.webp", "1f30b.webp", "0007.png")
+    assert [label_of(name) for name in names] == ["red mug", "wine glass", "object", "object"]
 
 
 def test_an_index_gives_labels_and_groups(tmp_path):
@@ -244,11 +208,7 @@ def test_tags_and_uses_give_queries_that_do_not_name_the_object(tmp_path):
     assert len(counts) == 4 and min(counts.values()) > 2, counts
 
 
-def test_without_tags_and_uses_there_are_no_reasoning_queries(samples):
-    assert not any(q.kind["task"] == "reasoning" for sample in samples for q in sample.queries)
-
-
-def test_backgrounds_are_split_and_one_serves_all_splits(tmp_path, folder):
+def test_backgrounds_are_split(tmp_path, folder):
     colours = {f"{k}.jpg": (17 * k, 200 - 13 * k, 90) for k in range(12)}
     for name, colour in colours.items():
         Image.new("RGB", (150, 110), colour).save(tmp_path / name)
@@ -263,12 +223,6 @@ def test_backgrounds_are_split_and_one_serves_all_splits(tmp_path, folder):
                     shown[split].add(name)
         assert shown[split] <= {path.name for path in source.photos}
     assert shown["train"] and shown["val"] and not shown["train"] & shown["val"]
-
-    (tmp_path / "one").mkdir()
-    Image.new("RGB", (40, 300), "green").save(tmp_path / "one" / "green.png")
-    for split in ("train", "val"):
-        source = CutoutSource(folder, split, 1, backgrounds=tmp_path / "one")
-        assert source[0].image.shape == (96, 96, 3)
 
 
 def test_unusable_images_are_left_out_with_one_warning(tmp_path):
@@ -286,50 +240,36 @@ def test_unusable_images_are_left_out_with_one_warning(tmp_path):
 
 
 DISC = {"file": "red-disc.png"}
+OPAQUE = Image.new("RGB", (30, 30))
+REFUSED = [
+    ([], {}, "at least one"),
+    (["red-disc.png"], {}, "list of cut-outs"),
+    ([{"label": "disc"}], {}, "missing required field `file`"),
+    ([DISC, {"file": "gone.png"}], {}, "gone.png"),
+    ([DISC, DISC], {}, "list each cut-out once"),
+    ([DISC | {"tags": "a"}], {}, "tags"),
+    ([DISC], {}, "the only cut-out"),
+    ([{"file": "opaque.jpg"}], {}, "no cut-out"),
+    (None, {"split": "test"}, "splits train"),
+    (None, {"folder": Path("none")}, "no such folder"),
+    (None, {"backgrounds": "none"}, "background photos"),
+]
 
 
-@pytest.mark.parametrize(
-    ("index", "keyword"),
-    [
-        ([], "at least one"),
-        (["red-disc.png"], "list of cut-outs"),
-        ([{"label": "disc"}], "missing required field `file`"),
-        ([DISC, {"file": "gone.png"}], "gone.png"),
-        ([DISC, DISC], "list each cut-out once"),
-        ([DISC | {"tags": "a"}], r"tags"),
-    ],
-)
-def test_a_wrong_index_is_refused(tmp_path, index, keyword):
+@pytest.mark.parametrize(("index", "options", "words"), REFUSED)
+def test_a_wrong_folder_or_index_is_refused(tmp_path, index, options, words):
     write_cutouts(tmp_path)
-    write_index(tmp_path, index)
-    with pytest.raises(InputError, match=keyword):
-        CutoutSource(tmp_path, "train", 1)
+    OPAQUE.save(tmp_path / "opaque.jpg")
+    if index is not None:
+        write_index(tmp_path, index)
+    with pytest.raises(InputError, match=words):
+        CutoutSource(**{"folder": tmp_path, "split": "train", "count": 1} | options)
 
 
-def test_a_folder_without_cutouts_is_refused(tmp_path, folder, monkeypatch):
-    def check(keyword: str, path: Path = tmp_path, split: str = "train", **options) -> None:
-        with pytest.raises(InputError, match=keyword):
-            CutoutSource(path, split, 1, **options)[0]
-
-    check("no such folder", tmp_path / "none")
-    check("no .png or .webp file")
-    Image.new("RGB", (30, 30)).save(tmp_path / "a.png")
-    check("no cut-out")
-    (tmp_path / "a.png").unlink()
-    write_cutouts(tmp_path, CUTOUT_NAMES[:1])
-    check("the only cut-out")
-    whole = (tmp_path / "red-disc.png").read_bytes()
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "half.png").write_bytes(whole[:200])
-    check("half.png: the image is damaged", tmp_path / "damaged")
-
-    check("splits train", folder, split="test")
-    check("background photos", folder, backgrounds=tmp_path / "none")
-    (tmp_path / "x.jpg").write_text("hello")
-    (tmp_path / "red-disc.png").unlink()
-    check("x.jpg: this is not an image", folder, backgrounds=tmp_path)
+def test_layouts_that_never_fit_are_refused(folder, monkeypatch):
     monkeypatch.setattr(cutouts, "MAX_LAYOUTS", 0)
-    check("attempts gave no picture", folder)
+    with pytest.raises(InputError, match="attempts gave no picture"):
+        CutoutSource(folder, "train", 1)[0]
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there (set R2SM_REAL_DATA)")

@@ -1,18 +1,12 @@
 """A new picture at every visit, worker processes, and averaged weights."""
 
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 from made_pictures import digest, write_photos
-from run_files import arrays, logged, steps
-from safetensors.numpy import load_file
-from test_loop import at_step
 
 import r2sm_jax.train as train_module
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
@@ -51,35 +45,6 @@ def test_images_of_a_file_are_not_fresh(tiny_config):
     data = replace(tiny_config.data, source="json:none.json", fresh=True)
     with pytest.raises(InputError, match=r"--data\.fresh: the images"):
         train_module.open_training(replace(tiny_config, data=data))
-
-
-# A run.
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("steps_alone")
-def test_a_run_with_all_of_it_resumes_exactly(tiny_config, tmp_path, monkeypatch):
-    data = replace(tiny_config.data, fresh=True)
-    loop = replace(tiny_config.train, ema=0.9, steps=3)
-    config = replace(tiny_config, data=data, train=loop)
-    whole, parts = (replace(config, run=str(tmp_path / name)) for name in ("whole", "parts"))
-    train_module.train(whole)
-    with monkeypatch.context() as patch:
-        at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        train_module.train(parts)
-    assert steps(tmp_path / "parts")[-1] < 3
-    train_module.train(replace(parts, resume=True))
-    one, other = (arrays(tmp_path / name, 3) for name in ("whole", "parts"))
-    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
-
-    # The average is what is evaluated and exported.
-    used = load_file(tmp_path / "whole" / "model.safetensors")
-    averages = [value for name, value in one.items() if ".average" in name]
-    params = [value for name, value in one.items() if ".params" in name]
-    assert len(averages) == len(params)
-    assert all(any(np.array_equal(a, u) for u in used.values()) for a in averages[:9])
-    assert any(not np.array_equal(a, p) for a, p in zip(averages, params, strict=True))
-    assert all(np.isfinite(line["train/loss"]) for line in logged(tmp_path / "whole").values())
 
 
 def test_the_average_follows_the_weights():

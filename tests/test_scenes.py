@@ -64,26 +64,6 @@ def test_everything_appears(scenes):
     assert (categories, colours, patterns) == (set(CATEGORIES), set(COLOURS), set(PATTERNS))
 
 
-def test_occlusion_is_spread(scenes):
-    shares = np.array([facts.occlusion for scene in scenes for facts in scene.facts])
-    assert 0.35 < (shares > 0.05).mean() < 0.65
-    counts = np.histogram(shares, (0.05, 0.2, 0.4, 0.6, 0.8))[0]
-    assert counts.min() > 0.1 * counts.sum()
-
-
-def test_copies_are_both_free_and_hidden(scenes):
-    num_with_copies = num_both = 0
-    for scene in scenes:
-        shares: dict[str, list[float]] = {}
-        for facts in scene.facts:
-            shares.setdefault(facts.category, []).append(facts.occlusion)
-        copies = [group for group in shares.values() if len(group) > 1]
-        num_with_copies += bool(copies)
-        num_both += any(min(group) < 0.05 < max(group) for group in copies)
-    assert num_with_copies > 0.4 * NUM_SCENES
-    assert num_both > 0.5 * num_with_copies
-
-
 def test_the_named_colour_dominates(scenes):
     names, colours = list(COLOURS), np.array(list(COLOURS.values()), float)
     is_right = []

@@ -9,7 +9,6 @@ from query_samples import words_of
 
 from r2sm_jax.query import Sentence, keyword_mask_type
 from r2sm_jax.synthetic.queries.sentences import (
-    _r2sm_sentences,
     intent_sentences,
     write_text_only_queries,
     written_sentences,
@@ -49,20 +48,6 @@ def test_six_of_ten_are_in_the_manner_of_r2sm_and_may_leave_an_author_out(senten
     without = write_text_only_queries(1000, seed=0, without=["author a"])
     assert not by_author & {s.text.lower() for s in without}
     assert by_author & {s.text.lower() for s in sentences}
-
-
-def test_all_written_sentences_are_used_before_any_comes_again():
-    totals = Counter(s.reason for s in written_sentences())
-    used: dict[str, list[str]] = {reason: [] for reason in totals}
-    for sentence in _r2sm_sentences(np.random.default_rng(0), []):
-        form = sentence.family.split(": r2sm ")[1]
-        if form in used:  # without a second sentence
-            used[form].append(sentence.text)
-        if len(used["restricted"]) == totals["restricted"]:
-            break
-    for reason in ("restricted", "plain"):
-        first = used[reason][: totals[reason] // 2]
-        assert len(set(first)) == len(first) > 1000, reason
 
 
 def test_training_and_measuring_lists_have_authors_and_sentences_of_their_own():
