@@ -16,6 +16,10 @@ from r2sm_jax.inference.load import load, load_part
 from r2sm_jax.inference.model_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.publish import check_can_push, push
 from r2sm_jax.inference.verification import verify
+from r2sm_jax.synthetic.sources import open_source
+
+NUM_VERIFIED = 3
+"""Drawn scenes on which `--verify` compares run and export."""
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -111,7 +115,9 @@ def write_export(args: ExportConfig, out: Path) -> None:
     )
     print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB")
     if args.verify:
-        print(verify(run, out))
+        size = run.config.model.vision.image_size
+        source = open_source("scenes", "val", count=NUM_VERIFIED, size=size)
+        print(verify(run, out, [source[index] for index in range(NUM_VERIFIED)]))
 
 
 if __name__ == "__main__":

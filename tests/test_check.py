@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.images import image_folders
 from r2sm_jax.tools.check import find_all_problems, find_leaks
-from r2sm_jax.tools.data import main
 
 HEIGHT, WIDTH = 12, 16
 LISTS = ["images", "annotations", "categories", "queries"]

@@ -12,11 +12,11 @@ from run_files import save_completer
 
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.tools.complete import find_occluders
-from r2sm_jax.tools.data import main
 
 SIZE = HEIGHT, WIDTH = 60, 80
 CONFIG = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)

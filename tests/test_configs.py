@@ -15,8 +15,8 @@ from transformers import SamConfig
 from r2sm_jax.cli import load_config_file
 from r2sm_jax.config import Config, check_config
 from r2sm_jax.data import masks
+from r2sm_jax.data.__main__ import main as convert
 from r2sm_jax.models.pretrained import fill_sizes
-from r2sm_jax.tools.data import main as convert
 from r2sm_jax.train import train
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.tools.data import main
 
 FILES = Path(__file__).parent / "files" / "readers"
 EMPTY = {"images": [], "annotations": [], "categories": [], "queries": []}

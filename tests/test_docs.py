@@ -11,8 +11,8 @@ import pytest
 
 from r2sm_jax.__main__ import COMMANDS
 from r2sm_jax.cli import parse_config, parse_flags
+from r2sm_jax.data.__main__ import main as data
 from r2sm_jax.flags import COMMANDS as FLAGS
-from r2sm_jax.tools.data import main as data
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -50,6 +50,12 @@ QUERIES = ["the red mug", "the whole red mug, hidden parts included"]
 COMMANDS = {"export": export_command.main, "predict": predict.main, "evaluate": evaluate.main}
 
 
+def samples(run):
+    """Scenes on which a run and its export are compared."""
+    source = open_source("scenes", "val", count=3, size=run.config.model.vision.image_size)
+    return [source[index] for index in range(3)]
+
+
 @pytest.fixture(scope="module")
 def run(tiny_run):
     return load(tiny_run)
@@ -166,7 +172,7 @@ def test_an_export_predicts_as_its_run(run, copy, workplace):
 
 
 def test_verification_measures_and_refuses(run, copy):
-    text = verify(run, copy)
+    text = verify(run, copy, samples(run))
     differences = [float(value) for value in re.findall(r"([\d.e-]+) in mask logits", text)]
     assert len(differences) == 2 and differences[0] == 0 and differences[1] <= 1e-4
     weights = load_file(copy / "model.safetensors")
@@ -174,7 +180,7 @@ def test_verification_measures_and_refuses(run, copy):
     save_file(weights | {name: 1.01 * weights[name]}, copy / "model.safetensors")
     write_checksums(copy)
     with pytest.raises(InputError, match="safetensors, differs from the run"):
-        verify(run, copy)
+        verify(run, copy, samples(run))
 
 
 def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
@@ -191,7 +197,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
     stablehlo.write_functions(copy / "model.stablehlo", functions)
     write_checksums(copy)
     with pytest.raises(InputError, match=r"StableHLO without r2sm_jax, differs from the run"):
-        verify(run, copy)
+        verify(run, copy, samples(run))
 
 
 def read_programs(folder: Path) -> dict[str, list[str]]:
@@ -347,7 +353,7 @@ def test_the_fitted_mask_threshold_is_kept_and_older_exports_open_without(run, t
     assert config["mask_threshold"] == run.config.model.mask_threshold + 0.3
     assert r2sm_jax.load(out).mask_threshold == config["mask_threshold"]
     # As the StableHLO and the file of weights compute it.
-    assert "differences" in verify(replace(run, predictor=shifted), out)
+    assert "differences" in verify(replace(run, predictor=shifted), out, samples(run))
 
     del config["calibration"]["mask_shift"]
     (out / "config.json").write_text(json.dumps(config))
@@ -545,7 +551,7 @@ def test_a_run_is_exported_with_a_part(run, completer, tmp_path, monkeypatch):
     np.testing.assert_array_equal(completed(exported.completer), completed(completer))
     assert "## Completer" in (tmp_path / "new" / "README.md").read_text()
     # The StableHLO is that of the segmenter, and runs beside the completer's weights.
-    assert "StableHLO" in verify(run, tmp_path / "new")
+    assert "StableHLO" in verify(run, tmp_path / "new", samples(run))
 
 
 # Differences in 8 bits, float16, or nothing

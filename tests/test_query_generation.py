@@ -11,10 +11,10 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name
-from r2sm_jax.tools.data import main
 from r2sm_jax.tools.queries import parse, read_answer, requests, system_prompt
 
 HEIGHT, WIDTH = 40, 60

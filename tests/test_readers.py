@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.coco import COCOOptions, read_coco, read_results
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.dataset import read_json, to_records, write
 from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.data import main
 from r2sm_jax.tools.referring import (
     draw_polygon,
     read_lisa_plus_plus,

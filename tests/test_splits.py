@@ -11,6 +11,7 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
+from r2sm_jax.data.__main__ import build
 from r2sm_jax.data.dataset import Sample, write_records
 from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash, split_ids
 from r2sm_jax.data.tfds import write_tfds
@@ -20,7 +21,6 @@ from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource
 from r2sm_jax.synthetic.sources import REPORTED, load_json_split, open_source, split_names
-from r2sm_jax.tools.data import build
 from r2sm_jax.train import open_selecting, open_training
 from r2sm_jax.training.run_folder import read_config, resolve_auto
 

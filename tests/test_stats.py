@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.splits import split_ids
 from r2sm_jax.synthetic.sources import open_source
-from r2sm_jax.tools.data import main
 from r2sm_jax.tools.stats import Statistics
 
 HEIGHT, WIDTH = 40, 50

@@ -3,47 +3,46 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 from scipy.special import expit
 
+from r2sm_jax.data.dataset import Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import Run, load
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.synthetic.sources import open_source
 
-NUM_IMAGES = 3
 NUM_QUERIES = 4
 MAX_DIFFERENCE = 1e-4
 """Of mask logits and probabilities from the same token states: what float32 rounding explains."""
 
 
-def verify(run: Run, folder: Path) -> str:
+def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
     """Returns the largest differences between a run and its export, in a few lines.
 
     Three programs predict: the run, the export as `load` opens it, and the export's
     StableHLO in a new process that does not import this package.
 
+    Args:
+        samples: images of the size of the model, with `NUM_QUERIES` queries each and more.
+
     Raises InputError if the differences are larger than rounding explains, or the StableHLO does
     not run.
     """
     exported = load(folder).predictor
-    # Scenes of several shapes.
+    # Images of several shapes.
     size = exported.config.vision.image_size
-    source = open_source("scenes", "val", count=NUM_IMAGES, size=size)
-    images = [source[index].image[: size - 7 * index] for index in range(NUM_IMAGES)]
-    queries = []
-    for index in range(NUM_IMAGES):
-        queries.append([query.text for query in source[index].queries[:NUM_QUERIES]])
+    images = [sample.image[: size - 7 * number] for number, sample in enumerate(samples)]
+    queries = [[query.text for query in sample.queries[:NUM_QUERIES]] for sample in samples]
 
     expected = _predict(run.predictor, images, queries)
     from_safetensors = _predict(exported, images, queries)
     from_stablehlo = _run_stablehlo(exported, folder, images, queries)
     lines = [
-        f"verified on {NUM_IMAGES} images x {NUM_QUERIES} queries; largest differences from the "
+        f"verified on {len(images)} images x {NUM_QUERIES} queries; largest differences from the "
         "run:",
         _compare(folder, "safetensors", expected, from_safetensors),
         _compare(folder, "StableHLO without r2sm_jax", expected, from_stablehlo),
@@ -69,7 +68,7 @@ def _run_stablehlo(
     frames = [predictor.frame(image) for image in images]
     sentences = [sentence for of_image in queries for sentence in of_image]
     states, mask = predictor.text_encoder(sentences)
-    shape = (NUM_IMAGES, NUM_QUERIES)
+    shape = (len(images), NUM_QUERIES)
     inputs = {
         "image": np.stack([frame.pixels for frame in frames]),
         "valid": np.stack([frame.letterbox.valid() for frame in frames]),
