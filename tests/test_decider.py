@@ -341,7 +341,6 @@ REST = [{"query": "the whole mug", "mask_type": "amodal"}, {"query": "cup", "mas
         ([MUG | {"mask_type": "whole"}], "mask_type"),
         ([{"query": "the mug"}], "neither mask_type nor"),
         ([MUG | {"amodal_probability": True}], "amodal_probability"),
-        ([MUG | {"amodal_probability": 0.5}, *REST], "2 of 3 decisions have no"),
     ],
 )
 def test_bad_decisions_are_refused(rows, words, refused, tmp_path):

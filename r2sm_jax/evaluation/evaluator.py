@@ -97,17 +97,19 @@ def evaluate_sentences(predictor: Predictor, sentences: Sequence[Sentence]) -> d
     """The figures of the decisions about sentences without an image; None where the head needs
     one."""
     head = predictor.config.head
+    probabilities: list[float | None] = [None] * len(sentences)
     if head in REFERENCES:
         types = [REFERENCES[head](sentence.text, sentence.mask_type) for sentence in sentences]
-        probability = np.array([mask_type == "amodal" for mask_type in types], float)
+        predicted = np.array([mask_type == "amodal" for mask_type in types], bool)
     elif head in LEARNED_HEADS:
         texts = [sentence.text for sentence in sentences]
         probability = expit(predictor.amodal_logits(texts)).astype(float)
+        predicted = probability > 0.5
+        probabilities = probability.tolist()
     else:
-        sentences = ()
-        probability = np.zeros(0)
-    is_learned = head in LEARNED_HEADS
-    return sentence_figures(sentences, probability, probability > 0.5, calibrated=is_learned)
+        return sentence_figures([], np.zeros(0, bool), []) | {"queries": 0}
+    figures = sentence_figures(sentences, predicted, probabilities)
+    return figures | {"queries": len(sentences)}
 
 
 def evaluate_source(predictor: Predictor, source: Source, *, name: str = "a split") -> EvalResults:

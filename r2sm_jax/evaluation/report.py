@@ -12,13 +12,14 @@ computed by iou.py (masks), instances.py (detections) and decisions.py (mask typ
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from itertools import product
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 import r2sm_jax
 from r2sm_jax.data.dataset import Source
@@ -56,20 +57,15 @@ Evaluated = Mapping[str, tuple[Source, EvalResults]]
 """The data of each split, and the results of its queries."""
 
 
-def stack_overlaps(overlaps: Sequence[Overlap | None]) -> Int[np.ndarray, "n 4"]:
+def stack(overlaps: Iterable[Overlap | None]) -> Int[np.ndarray, "n 4"]:
     """Returns overlaps as rows, without those that are None."""
     rows = [overlap for overlap in overlaps if overlap is not None]
     return np.array(rows, np.int64).reshape(-1, 4)
 
 
-def answer_overlaps(results: Sequence[QueryResult]) -> Int[np.ndarray, "n 4"]:
-    """Returns the overlaps of the answers with the requested masks."""
-    return stack_overlaps([result.overlap for result in results])
-
-
 def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Computes all figures of one split from the results of all of its queries."""
-    overlaps = answer_overlaps(results)
+    overlaps = stack(result.overlap for result in results)
     detections = [result.detections for result in results]
     variants = {name: variant(overlaps) for name, variant in VARIANTS.items()}
     variants["muse"] = muse(detections)
@@ -88,10 +84,10 @@ def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
 
 def mask_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Computes the figures of the masks of some queries, with intervals over images."""
-    overlaps = answer_overlaps(results)
-    occluded = stack_overlaps([result.occluded_overlap for result in results])
-    complete = stack_overlaps([result.amodal_overlap for result in results])
-    boundary = stack_overlaps([result.boundary for result in results])
+    overlaps = stack(result.overlap for result in results)
+    occluded = stack(result.occluded_overlap for result in results)
+    complete = stack(result.amodal_overlap for result in results)
+    boundary = stack(result.boundary for result in results)
     occluded_iou = lisa(occluded)
     complete_iou = lisa(complete)
     figures: dict[str, Any] = {
@@ -125,19 +121,15 @@ def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
     It is over the queries whose two true masks differ, and tells how much better an answer fits the
     requested mask than the other one.
     """
-    requested = []
-    other = []
+    gaps = []
     for result in results:
         modal, amodal = result.answer
         # modal ⊆ amodal, so equal areas are equal masks.
-        if amodal is None or amodal.truth == modal.truth:
-            continue
-        requested.append(result.overlap)
-        other.append(modal if result.mask_type == "amodal" else amodal)
-    if not requested:
-        return None
-    gaps = lisa_iou(stack_overlaps(requested)) - lisa_iou(stack_overlaps(other))
-    return float(gaps.mean())
+        if amodal is not None and amodal.truth != modal.truth:
+            other = modal if result.mask_type == "amodal" else amodal
+            requested_iou, other_iou = lisa_iou(stack([result.overlap, other]))
+            gaps.append(requested_iou - other_iou)
+    return float(np.mean(gaps)) if gaps else None
 
 
 def leak(results: Sequence[QueryResult]) -> float | None:
@@ -148,10 +140,9 @@ def leak(results: Sequence[QueryResult]) -> float | None:
     shares = []
     for result in results:
         modal, amodal = result.answer
-        if result.mask_type == "amodal" or amodal is None or amodal.truth <= modal.truth:
-            continue
-        painted = amodal.intersection - modal.intersection
-        shares.append(painted / (amodal.truth - modal.truth))
+        if result.mask_type == "modal" and amodal is not None and amodal.truth > modal.truth:
+            painted = amodal.intersection - modal.intersection
+            shares.append(painted / (amodal.truth - modal.truth))
     return float(np.mean(shares)) if shares else None
 
 
@@ -160,17 +151,19 @@ def leak(results: Sequence[QueryResult]) -> float | None:
 
 def reference_figures(results: Sequence[QueryResult]) -> dict[str, Scores]:
     """Computes gIoU and cIoU of every reference; None where the system gives one mask only."""
-    overlaps = {
-        "always_modal": [overlap_with_type(result, "modal") for result in results],
-        "always_amodal": [overlap_with_type(result, "amodal") for result in results],
-        "keyword": [
-            overlap_with_type(result, keyword_mask_type(result.query.text)) for result in results
-        ],
-        "oracle_type": [overlap_with_type(result, result.mask_type) for result in results],
-        "true_modal_for_all": [overlap_of_truth(result, "modal") for result in results],
-        "true_amodal_for_all": [overlap_of_truth(result, "amodal") for result in results],
+    rules: dict[str, Callable[[QueryResult], MaskType]] = {
+        "always_modal": lambda result: "modal",
+        "always_amodal": lambda result: "amodal",
+        "keyword": lambda result: keyword_mask_type(result.query.text),
+        "oracle_type": lambda result: result.mask_type,
     }
-    return {name: lisa(stack_overlaps(rows)) for name, rows in overlaps.items()}
+    figures = {}
+    for name, rule in rules.items():
+        figures[name] = lisa(stack(overlap_with_type(result, rule(result)) for result in results))
+    for mask_type in MASK_TYPES:
+        answers = [overlap_of_truth(result, mask_type) for result in results]
+        figures[f"true_{mask_type}_for_all"] = lisa(stack(answers))
+    return figures
 
 
 def overlap_with_type(result: QueryResult, mask_type: MaskType) -> Overlap | None:
@@ -200,35 +193,25 @@ def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap | None
 
 def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
     """Computes gIoU, cIoU, occluded IoU and number of queries of each group of every breakdown."""
-    # Results by breakdown, then by group.
-    groups: dict[str, dict[str, list[QueryResult]]] = {}
-    for result in results:
-        for breakdown, group in groups_of(result).items():
-            members = groups.setdefault(breakdown, {})
-            if group is not None:
-                members.setdefault(group, []).append(result)
-
+    groups = [groups_of(result) for result in results]
     # Bins stand in their order, other groups by name.
     order = [*MAX_OCCLUSION, *MAX_AREA]
     figures: dict[str, dict[str, Any]] = {}
-    for breakdown, members in groups.items():
+    for breakdown in groups[0] if groups else ():
         figures[breakdown] = {}
-        for name in sorted(members, key=lambda name: (name in order and order.index(name), name)):
-            occluded = stack_overlaps([result.occluded_overlap for result in members[name]])
+        names = {name for of in groups if (name := of[breakdown]) is not None}
+        for name in sorted(names, key=lambda name: (name in order and order.index(name), name)):
+            members = [r for r, of in zip(results, groups, strict=True) if of[breakdown] == name]
             figures[breakdown][name] = {
-                **lisa(answer_overlaps(members[name])),
-                "occluded_iou": lisa(occluded)["giou"],
-                "queries": len(members[name]),
+                **lisa(stack(result.overlap for result in members)),
+                "occluded_iou": lisa(stack(r.occluded_overlap for r in members))["giou"],
+                "queries": len(members),
             }
     return figures
 
 
 def groups_of(result: QueryResult) -> dict[str, str | None]:
     """Returns the group of a query in each breakdown; None where it belongs to none."""
-
-    def bin_of(value: float, upper_edges: Mapping[str, float]) -> str:
-        return next(name for name, edge in upper_edges.items() if value <= edge)
-
     kind = result.query.kind
     modal, amodal = result.answer
     occlusion = None
@@ -244,55 +227,44 @@ def groups_of(result: QueryResult) -> dict[str, str | None]:
     }
 
 
+def bin_of(value: float, upper_edges: Mapping[str, float]) -> str:
+    """Returns the name of the first bin whose upper edge a value does not exceed."""
+    return next(name for name, edge in upper_edges.items() if value <= edge)
+
+
 # Decisions about the mask type
 
 
 def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Computes the figures of the decisions about the mask type, with an interval over images."""
     decided = [result for result in results if result.predicted_type is not None]
-    predicted = np.array([result.predicted_type == "amodal" for result in decided], bool)
-    probabilities = [result.amodal_probability for result in decided]
-    calibrated = all(probability is not None for probability in probabilities)
-    # Decisions without probabilities count as certain.
-    probability = np.array(probabilities if calibrated else predicted, float)
-    images = np.array([result.truth.image_id for result in decided], np.int64)
-    queries = [result.query for result in decided]
-    return type_figures(queries, probability, predicted, images, calibrated=calibrated)
+    return sentence_figures(
+        [result.query for result in decided],
+        np.array([result.predicted_type == "amodal" for result in decided], bool),
+        [result.amodal_probability for result in decided],
+        np.array([result.truth.image_id for result in decided], np.int64),
+    )
 
 
 def sentence_figures(
-    sentences: Sequence[Sentence],
-    probability: Float[np.ndarray, " n"],
-    predicted: Bool[np.ndarray, " n"],
-    *,
-    calibrated: bool,
-) -> dict[str, Any]:
-    """Computes the figures of decisions about sentences without an image, and their number.
-
-    The interval is over sentences. Arguments are those of `type_figures`.
-    """
-    units = np.arange(len(sentences))
-    figures = type_figures(sentences, probability, predicted, units, calibrated=calibrated)
-    return figures | {"queries": len(sentences)}
-
-
-def type_figures(
     sentences: Sequence[Sentence | Query],
-    probability: Float[np.ndarray, " n"],
     predicted: Bool[np.ndarray, " n"],
-    units: Int[np.ndarray, " n"],
-    *,
-    calibrated: bool,
+    probabilities: Sequence[float | None],
+    units: Int[np.ndarray, " n"] | None = None,
 ) -> dict[str, Any]:
     """Computes the figures of decisions about sentences.
 
     Args:
         sentences: with the types that they ask for.
-        probability: of amodal.
         predicted: the decisions.
-        units: what is resampled for the interval, such as images, of each sentence.
-        calibrated: False where the probabilities are mere decisions, which have no calibration.
+        probabilities: of amodal; where one is None, the decisions count as certain, and have no
+            calibration.
+        units: what is resampled for the interval, such as images; by default sentences.
     """
+    if units is None:
+        units = np.arange(len(sentences))
+    calibrated = None not in probabilities
+    probability = np.array(probabilities if calibrated else predicted, float)
     is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
     # As a ratio of sums, right decisions over decisions, so that units can be resampled.
     is_right = (predicted == is_amodal).astype(float)
@@ -311,28 +283,27 @@ def pair_figures(results: Sequence[QueryResult]) -> Scores:
     `both_modal`, `both_amodal`, which sum to 1, and the number of `pairs`.
     """
     # Decisions by image and instances, then by the requested type.
-    decisions: dict[tuple[int, frozenset[int]], dict[str, list[str]]] = {}
+    decisions: dict[Any, dict[str, list[str]]] = {}
     for result in results:
-        if result.predicted_type is None or not result.query.instance_ids:
-            continue
-        target = (result.truth.image_id, frozenset(result.query.instance_ids))
-        by_type = decisions.setdefault(target, {mask_type: [] for mask_type in MASK_TYPES})
-        by_type[result.mask_type].append(result.predicted_type)
+        if result.predicted_type is not None and result.query.instance_ids:
+            target = (result.truth.image_id, frozenset(result.query.instance_ids))
+            by_type = decisions.setdefault(target, {"modal": [], "amodal": []})
+            by_type[result.mask_type].append(result.predicted_type)
 
-    names = {
-        ("modal", "amodal"): "both_right",
-        ("amodal", "modal"): "swapped",
-        ("modal", "modal"): "both_modal",
-        ("amodal", "amodal"): "both_amodal",
-    }
-    counts = dict.fromkeys(names.values(), 0)
+    counts: Counter[tuple[str, str]] = Counter()
     for by_type in decisions.values():
-        for pair in product(by_type["modal"], by_type["amodal"]):
-            counts[names[pair]] += 1
-    num_pairs = sum(counts.values())
-    figures: Scores = {name: n / num_pairs if num_pairs else None for name, n in counts.items()}
-    figures["pairs"] = num_pairs
-    return figures
+        counts.update(product(by_type["modal"], by_type["amodal"]))
+    num_pairs = counts.total()
+    names = {
+        "both_right": ("modal", "amodal"),
+        "swapped": ("amodal", "modal"),
+        "both_modal": ("modal", "modal"),
+        "both_amodal": ("amodal", "amodal"),
+    }
+    figures: Scores = {
+        name: counts[pair] / num_pairs if num_pairs else None for name, pair in names.items()
+    }
+    return figures | {"pairs": num_pairs}
 
 
 def predicted_iou_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
@@ -340,14 +311,11 @@ def predicted_iou_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
 
     Only queries that have a target count: without one, the IoU is 0 or 1 by presence alone.
     """
-    counted = []
-    for result in results:
-        if result.predicted_iou is not None and result.overlap.truth:
-            counted.append(result)
+    counted = [r for r in results if r.predicted_iou is not None and r.overlap.truth]
     if not counted:
         return {"error": None, "curve": []}
     predicted = np.array([result.predicted_iou for result in counted], float)
-    iou = lisa_iou(answer_overlaps(counted))
+    iou = lisa_iou(stack(result.overlap for result in counted))
     error = float(np.abs(predicted - iou).mean())
     return {"error": error, "curve": calibration_curve(predicted, predicted, iou)}
 
