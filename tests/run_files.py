@@ -12,6 +12,18 @@ from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.training.run_folder import write_json, write_model
 
 
+def with_flags(flags: list[str], *given: object) -> list[str]:
+    """Flags with others in place of those of the same name: a flag given twice is refused."""
+    words = [str(word) for word in given]
+    kept, is_left_out = [], False
+    for word in flags:
+        if word.startswith("--"):
+            is_left_out = word in words
+        if not is_left_out:
+            kept.append(word)
+    return kept + words
+
+
 def steps(run: Path) -> list[int]:
     """The steps that have a checkpoint."""
     return sorted(int(path.name) for path in (run / "checkpoints").iterdir())

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 from flax import nnx
-from run_files import arrays, logged, steps
+from run_files import arrays, logged, steps, with_flags
 from safetensors.numpy import load_file, save_file
 from tiny_efficientnet import DIMS, tiny_tensors
 
@@ -90,7 +90,8 @@ def test_a_signal_saves_and_ends_and_what_was_learned_can_be_used(
     tiny_flags, tmp_path, command, monkeypatch
 ):
     run = tmp_path / "run"
-    flags = [*tiny_flags, "--train.checkpoint-every", 100, "--train.evaluate-every", 100]
+    rare = ("--train.checkpoint-every", 100, "--train.evaluate-every", 100)
+    flags = with_flags(tiny_flags, *rare)
     with monkeypatch.context() as patch:
         at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
         end = command(train.main, *flags, "--run", run)
@@ -135,7 +136,7 @@ def test_a_segmenter_starts_from_a_run_and_from_an_export_alike(tiny_run, tiny_c
 def test_a_completer_reads_the_features_of_a_published_backbone(tmp_path, command, refused):
     published = tmp_path / "tiny.safetensors"
     save_file(tiny_tensors(), published)
-    flags = [*COMPLETER, "--model.completer.efficientnet", published, "--train.steps", 2]
+    flags = with_flags(COMPLETER, "--model.completer.efficientnet", published, "--train.steps", 2)
     assert "--model.completer.block-dims" in refused(
         train.main, *flags, "--run", tmp_path / "other"
     )
@@ -159,8 +160,9 @@ def test_a_loss_that_is_not_finite_ends_with_its_step(tiny_flags, tmp_path, refu
         return state, values | {"loss": values["loss"] * factor}
 
     monkeypatch.setattr(train.SegmenterTask, "step", broken)
-    flags = ["--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100]
-    message = refused(train.main, *tiny_flags, "--run", tmp_path / "run", *flags)
+    flags = ("--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100)
+    flags = with_flags(tiny_flags, *flags)
+    message = refused(train.main, *flags, "--run", tmp_path / "run")
     assert "step 3: the loss is not finite" in message
     assert steps(tmp_path / "run") == [2]  # from where --resume goes on
 

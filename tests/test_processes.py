@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from run_files import arrays, logged
+from run_files import arrays, logged, with_flags
 from test_loop import at_step
 from test_run_folder import LOGGED
 
@@ -158,7 +158,7 @@ def test_one_process_stops_and_two_go_on(tiny_run, tiny_flags, tmp_path, command
 
 
 def test_a_dead_process_ends_the_others(tiny_flags, tmp_path):
-    flags = [*tiny_flags, "--run", tmp_path / "run", "--train.evaluate-every", 100]
+    flags = with_flags(tiny_flags, "--run", tmp_path / "run", "--train.evaluate-every", 100)
     first, second = run_processes(2, "r2sm_jax.train", *flags, code=signal_at(1, 2, signal.SIGKILL))
     assert second.code == -signal.SIGKILL
     assert first.code not in (0, None)
@@ -171,15 +171,15 @@ def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(
     """The second process alone gets the signal, in step 1; all learn of it two steps later. One
     process then reads the checkpoint, whose arrays they wrote in parts."""
     run = tmp_path / "run"
-    flags = [
-        *tiny_flags,
+    flags = with_flags(
+        tiny_flags,
         "--run",
         run,
         "--train.checkpoint-every",
         100,
         "--train.evaluate-every",
         100,
-    ]
+    )
     code = DIVIDE_SMALL_WEIGHTS + signal_at(1, 1, signal.SIGTERM)
     first, *others = run_processes(4, "r2sm_jax.train", *flags, "--distributed.fsdp", 2, code=code)
     assert [first.code, *(end.code for end in others)] == [0] * 4, [first, *others]

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from run_files import arrays
+from run_files import arrays, with_flags
 
 from r2sm_jax import evaluate, predict
 from r2sm_jax.train import main
@@ -27,7 +27,8 @@ def test_a_run_stands_on_its_own(published_flags, published_folders, tmp_path, c
     shutil.copytree(published_folders["sam"], source)
     theirs = published.load(source)
     flags = [*SAM.split(), source, "--model.vision.sam-frozen", "--model.decoder.type", "sam"]
-    end = command(main, *published_flags, "--run", run, *flags, "--train.steps", 2)
+    flags = with_flags(published_flags, "--run", run, *flags, "--train.steps", 2)
+    end = command(main, *flags)
     assert end.code == 0, end
     assert "frozen: vision" in end.out and "18 copied" in end.out
     model = read_config(run).model

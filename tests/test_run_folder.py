@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from run_files import arrays, logged, steps
+from run_files import arrays, logged, steps, with_flags
 from tiny_models import write_bert
 
 from r2sm_jax.cli import to_json
@@ -75,7 +75,7 @@ def test_runs_latest_points_at_the_newest_with_a_checkpoint(
     tmp_path, monkeypatch, command, tiny_flags
 ):
     monkeypatch.chdir(tmp_path)
-    flags = [*tiny_flags, "--train.steps", 1]
+    flags = with_flags(tiny_flags, "--train.steps", 1)
     assert command(main, *flags, "--run", "elsewhere").code == 0
     assert not LATEST.is_symlink()
     assert command(main, *flags).code == 0
@@ -132,20 +132,9 @@ def test_refusals(arguments, words, tiny_run, tiny_flags, tmp_path, refused):
 
     flags = [] if "--resume" in arguments else tiny_flags
     given = [with_paths(str(argument)) for argument in arguments]
-    message = refused(main, *without(flags, given), *given)
+    message = refused(main, *with_flags(flags, *given))
     assert all(with_paths(word) in message for word in words), message
     assert not (tmp_path / "new").exists()
-
-
-def without(flags: list[str], given: list[str]) -> list[str]:
-    """The flags without those that are given once more."""
-    kept, skips = [], False
-    for word in flags:
-        if word.startswith("--"):
-            skips = word in given
-        if not skips:
-            kept.append(word)
-    return kept
 
 
 def test_two_processes_do_not_train_one_run(tiny_run, tmp_path, refused):
