@@ -319,7 +319,7 @@ def _read_instance(
         modal = amodal
     if modal is None:
         raise ValueError("it has no mask")
-    if not any(masks.areas([modal, amodal or modal])):
+    if not any(masks.areas([modal] if amodal is None else [modal, amodal])):
         raise ValueError("its mask has no pixel in the image")
 
     flags = {name: parse_flag(annotation.get(name)) for name in ("ignore", "iscrowd")}

@@ -83,11 +83,8 @@ class ComposeSource(ProceduralSource):
         self.photos = Photos(paths, images)
         self.photo_indices = self._choose_photos(count)
         self.count = len(self.photo_indices) if count is None else count
-        photo_classes = [name for file in self.photos.files for name in file.classes]
-
         folder = Path(cutouts) if cutouts is not None and self.is_training else None
         self.cutouts = self._find_cutouts(has_folder=folder is not None)
-
         self.paster = Paster(
             self.photos,
             self.cutouts,
@@ -96,6 +93,7 @@ class ComposeSource(ProceduralSource):
             folder=folder,
         )
 
+        photo_classes = [name for file in self.photos.files for name in file.classes]
         folder_classes = [cutout.item.category for cutout in self.paster.folder_cutouts]
         classes = dict.fromkeys([*photo_classes, *folder_classes])
         self.vocabulary = {"category": tuple(classes)}

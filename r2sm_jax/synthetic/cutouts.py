@@ -97,23 +97,20 @@ def read_folder(folder: Path, max_side: int) -> list[CutoutFile]:
 
     Raises InputError for a folder without any, a damaged image, and a wrong index.
     """
-    cutouts = []
-    left_out = []
-    for record in sorted(read_records(folder), key=lambda record: record.file):
-        cutout = _describe(folder, record)
-        is_cutout = read_picture(cutout.path, max_side) is not None
-        (cutouts if is_cutout else left_out).append(cutout)
-
-    words = f"(nearly) fully opaque or transparent ({', '.join(c.name for c in left_out[:3])})"
-    if not cutouts:
-        raise InputError(f"{folder}: it has no cut-out, all images are {words}")
-    if left_out:
-        num_files = len(cutouts) + len(left_out)
+    records = sorted(read_records(folder), key=lambda record: record.file)
+    cutouts = [_describe(folder, record) for record in records]
+    kept = [cutout for cutout in cutouts if read_picture(cutout.path, max_side)]
+    if not kept:
+        raise InputError(
+            f"{folder}: it has no cut-out, all images are (nearly) fully opaque or transparent"
+        )
+    if len(kept) < len(cutouts):
         warnings.warn(
-            f"{folder}: left out {len(left_out)} of {num_files} images, which are {words}",
+            f"{folder}: left out {len(cutouts) - len(kept)} of {len(cutouts)} images, which are "
+            "(nearly) fully opaque or transparent",
             stacklevel=3,
         )
-    return cutouts
+    return kept
 
 
 @lru_cache(maxsize=NUM_PICTURES_IN_MEMORY)
@@ -122,10 +119,7 @@ def read_picture(path: Path, max_side: int) -> Image.Image | None:
 
     Raises InputError for a file that cannot be read.
     """
-    picture = decode(path)
-    if not picture.has_transparency_data:
-        return None
-    picture = picture.convert("RGBA")
+    picture = decode(path).convert("RGBA")
     if alpha_mask(picture).all():
         return None
     picture = crop_to_object(picture)
@@ -264,14 +258,12 @@ class CutoutSource(ProceduralSource):
         if copies and rng.random() < HIDDEN_AND_FREE_SHARE:
             items[copies[0]] = replace(items[copies[0]], occlusion="hidden")
             items[copies[1]] = replace(items[copies[1]], occlusion="free")
-        pictures = [self._picture(cutout) for cutout in cutouts]
-        return list(zip(items, pictures, strict=True))
-
-    def _picture(self, cutout: CutoutFile) -> Image.Image:
-        picture = read_picture(cutout.path, self._max_side)
-        if picture is None:
-            raise InputError(f"{cutout.path}: the image has changed and is no cut-out any more")
-        return picture
+        placeable = []
+        for item, cutout in zip(items, cutouts, strict=True):
+            picture = read_picture(cutout.path, self._max_side)
+            assert picture is not None  # others were left out when the folder was opened
+            placeable.append((item, picture))
+        return placeable
 
     def _make_background(self, rng: np.random.Generator) -> Image.Image:
         """A drawn backdrop, or a random square of a photo; mode RGB."""

@@ -7,13 +7,13 @@ can be of a folder of cut-outs (cutouts.py), for names that the photos do not ha
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder, read_picture
 from r2sm_jax.synthetic.photos import (
     Photo,
@@ -70,12 +70,11 @@ class Paster:
 
         self.folder_cutouts: list[CutoutFile] = []
         if folder is not None:
-            classes = [name for file in photos.files for name in file.classes]
-            nouns = nouns_of(classes)
+            classes = tuple(name for file in photos.files for name in file.classes)
             self.folder_cutouts = [
                 cutout
                 for cutout in read_folder(folder, size)
-                if is_unambiguous(cutout.item.category, cutout.words, classes, nouns)
+                if is_unambiguous(cutout.item.category, cutout.words, classes)
             ]
 
         self._cutout_side = round(MAX_STRETCH * size)
@@ -138,8 +137,7 @@ class Paster:
             file = pick(rng, self.folder_cutouts)
             item = Item(file.item.category, {})
             picture = read_picture(file.path, self._size)
-            if picture is None:
-                raise InputError(f"{file.path}: the image has changed and is no cut-out any more")
+            assert picture is not None  # others were left out when the folder was opened
             mean_colour = photo.mean_colour  # a drawing has no light of its own to adapt
         else:
             if not pool.cutouts:
@@ -201,18 +199,20 @@ def make_pool(file: PhotoFile, cutouts: Sequence[PhotoCutout]) -> CutoutPool:
     mean one of these. So no name is pasted that a class of the file could be called by, as in
     a folder of cut-outs, and over a partly marked photo only classes of its file.
     """
-    nouns = nouns_of(file.classes)
     allowed = []
     for cutout in cutouts:
-        words = frozenset(cutout.category.split())
-        if cutout.category in file.classes or (
-            not file.is_partial and is_unambiguous(cutout.category, words, file.classes, nouns)
-        ):
+        name = cutout.category
+        if file.is_partial:
+            is_allowed = name in file.classes
+        else:
+            is_allowed = is_unambiguous(name, frozenset(name.split()), file.classes)
+        if is_allowed:
             allowed.append(cutout)
     return CutoutPool(allowed)
 
 
-def nouns_of(classes: Sequence[str]) -> list[frozenset[str]]:
+@cache
+def nouns_of(classes: tuple[str, ...]) -> list[frozenset[str]]:
     """The words of every noun that a class may be called by."""
     known_classes = lexicon().classes
     nouns = set(classes)
@@ -222,12 +222,10 @@ def nouns_of(classes: Sequence[str]) -> list[frozenset[str]]:
     return [frozenset(noun.split()) for noun in nouns]
 
 
-def is_unambiguous(
-    name: str, words: frozenset[str], classes: Sequence[str], nouns: Sequence[frozenset[str]]
-) -> bool:
+def is_unambiguous(name: str, words: frozenset[str], classes: tuple[str, ...]) -> bool:
     """Whether an object's name is one of the classes, or no noun of a class could mean it by its
     words."""
-    return name in classes or not any(noun <= words for noun in nouns)
+    return name in classes or not any(noun <= words for noun in nouns_of(classes))
 
 
 def as_placed_item(photo_object: PhotoObject) -> PlacedItem:
