@@ -87,6 +87,12 @@ def test_a_good_file(tmp_path, command):
     assert "2 images, 4 annotations, 4 queries" in end.out
 
 
+def with_id_0() -> dict[str, Any]:
+    records = changed("annotations", 1, id=0)
+    records["queries"][1]["instance_ids"] = [0]
+    return records
+
+
 DAMAGED_RLE = {"size": [HEIGHT, WIDTH], "counts": "1"}
 # test_dataset.py has those that reading finds as well.
 CASES = [
@@ -97,9 +103,9 @@ CASES = [
     ),
     (changed("annotations", 0, segmentation=[[1, 1, 5, 5]]), "at least three points"),
     (changed("annotations", 0, segmentation=DAMAGED_RLE), "annotation 1: its segmentation cannot"),
-    (changed("annotations", 1, id=0), "annotation 0: its id is 0"),
-    (changed("images", 1, file_name="x.png"), "image 2: x.png is not in"),
-    (changed("images", 0, height=HEIGHT + 1), "12 pixels high and 16 wide, but the file says 13"),
+    (with_id_0(), "annotation 0: its id is 0"),
+    (changed("images", 1, file_name="x.png"), "image x.png is not in"),
+    (changed("images", 0, height=HEIGHT + 1), "its image 13 x 16"),
     (changed("annotations", 0, iscrowd="maybe"), "annotation 1: iscrowd is 'maybe'"),
     ({"images": []}, "the list 'annotations' is missing"),
     (good() | {"queries": {"1": {}}}, "the list 'queries' is missing"),
