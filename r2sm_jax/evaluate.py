@@ -149,8 +149,8 @@ def check_results(source: str, evaluated: Evaluated) -> None:
     """Prints which queries are left out and why. Raises InputError if none is scored."""
     left_out = []
     for name, (_, results) in evaluated.items():
-        if sentence := results.describe_left_out():
-            left_out.append(f"{name}: {sentence}")
+        for reason, count in results.left_out.items():
+            left_out.append(f"{name}: {count} queries are left out, which {reason}")
     if not any(results.results for _, results in evaluated.values()):
         reason = "; ".join(left_out) or "there are none"
         raise InputError(f"{source}: no query can be scored ({reason}); see docs/metrics.md")

@@ -94,7 +94,7 @@ def test_perfect_masks_score_one_in_everything(tmp_path):
     entries.append(entry(5, PART, mask_type="modal"))  # cannot be scored
     results, figures = score_entries(tmp_path, entries, dataset)
     assert [result.query.id for result in results.results] == SCORED
-    assert results.missing == [4] and results.num_not_annotated == 1
+    assert results.missing == [4] and results.left_out.total() == 1
     for name in ("giou", "ciou", "occluded_iou", "occluded_ciou", "ap", "ap75", "ar"):
         assert figures["all"][name] == pytest.approx(1, abs=1e-6), name
     assert figures["mask_type"]["accuracy"] == 1 and figures["mask_type"]["ece"] is None
@@ -161,7 +161,7 @@ def test_a_query_about_what_is_ignored_is_not_scored(tmp_path, changes):
     dataset = change_mug(tmp_path, **changes)
     results, _ = score_entries(tmp_path, [entry(1, EMPTY), entry(2, EMPTY)], dataset)
     assert {1, 2}.isdisjoint(result.query.id for result in results.results)
-    assert results.num_ignored == 2 and results.num_not_annotated == 1
+    assert results.left_out["mean only regions to ignore"] == 2
 
 
 def test_what_is_wholly_hidden_is_nothing_to_detect(tmp_path):
@@ -192,15 +192,6 @@ def test_an_empty_mask_is_no_detection(tmp_path):
     assert figures["variants"] == expected["variants"]
 
 
-def test_ap_by_occlusion_needs_the_rates_of_all_instances(tmp_path):
-    both = [entry(3, MUG & ~BOOK, occlude_rate=0.5), entry(3, BOOK, occlude_rate=0)]
-    _, figures = score_entries(tmp_path, [entry(2, MUG, occlude_rate=0.5), *both])
-    assert figures["amodal"]["ap_occluded_40"] == pytest.approx(1)
-    assert figures["modal"]["ap_occluded_15"] == pytest.approx(0.5, abs=0.01)  # query 1 is missing
-    _, figures = score_entries(tmp_path, [entry(2, MUG), *both])
-    assert figures["all"]["ap_occluded_15"] is None
-
-
 def test_a_folder_of_pngs_scores_as_a_file_does(tmp_path):
     (tmp_path / "masks").mkdir()
     entries = []
@@ -214,27 +205,15 @@ def test_a_folder_of_pngs_scores_as_a_file_does(tmp_path):
 
 
 def test_the_hash_of_the_data_is_of_their_content(tmp_path):
-    """Neither the order of images nor the spelling of an RLE changes it."""
     path = save(tmp_path / "p.json", [entry(1, PART)])
     dataset = make_dataset(tmp_path)
-    rle = masks.encode(MUG)
-    # Runs of no pixels, which pycocotools writes where masks were united.
-    counts = [0, 0, *runs_of(MUG), 0, 0]
-    respelt = change_mug(tmp_path, segmentation={"size": rle["size"], "counts": counts})
     moved = change_mug(tmp_path, segmentation=masks.encode(np.roll(MUG, 1, 0) | MUG))
 
     def hash_of(source):
         return score_predictions(path, source).data_sha256
 
-    assert hash_of(dataset) == hash_of(dataset.subset([1, 0])) == hash_of(respelt)
+    assert hash_of(dataset) == hash_of(dataset.subset([1, 0]))
     assert len({hash_of(dataset), hash_of(dataset.subset([0])), hash_of(moved)}) == 3
-
-
-def runs_of(mask: np.ndarray) -> list[int]:
-    """The run lengths of a mask, the first of background."""
-    pixels = mask.ravel(order="F")
-    ends = np.flatnonzero(np.diff(pixels, append=~pixels[-1])) + 1
-    return np.diff(ends, prepend=0).tolist()
 
 
 # The command
@@ -280,19 +259,13 @@ BOX = block(0, 0, 1, 1)
 REFUSED_ENTRIES = [
     ({}, "array"),
     ([], "no predictions"),
-    ([{"image_id": 1, "segmentation": None}], "query_id"),
     ([{"query_id": "1", "segmentation": None}], "$[0].query_id"),
     ([entry(99, BOX)], "entry 0: the data have no query 99"),
     ([entry(1, BOX), entry(1, np.ones((3, 4), bool))], "entry 1: the RLE's size 3 x 4"),
     ([entry(1, BOX), entry(2, BOX) | {"score": None}], "1 of 2 entries have no score"),
-    ([entry(1, BOX, score=float("nan"))], "p.json"),
-    ([entry(1, BOX, fused=True), entry(1, BOX, fused=True)], "query 1 has two fused masks"),
-    ([entry(1, BOX, fused=1)], "$[0].fused"),
-    ([entry(1, BOX, mask_type="whole")], "$[0].mask_type"),
-    ([entry(1, BOX, mask_type=t) for t in ("modal", "amodal")], "query 1 is called modal"),
-    ([entry(1, BOX, mask_type="modal"), entry(2, BOX)], "query 2"),
-    ([entry(1, BOX, amodal_probability=p) for p in (0.1, 0.9)], "several amodal_probability"),
-    ([entry(1, BOX, amodal_probability=True)], "$[0].amodal_probability"),
+    ([entry(1, BOX, fused=True), entry(1, BOX, fused=True)], "query 1 has several"),
+    ([entry(1, BOX, mask_type=t) for t in ("modal", "amodal")], "query 1 has several"),
+    ([entry(1, BOX, mask_type="modal"), entry(2, BOX)], "1 of 2 answers have no mask_type"),
     ([entry(1, BOX, occlude_rate=15)], "$[0].occlude_rate"),
 ]
 
@@ -306,25 +279,24 @@ def test_bad_entries_are_refused(tmp_path, refused, entries, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "size", "words"),
     [
-        ("1.png", b"no png", "1.png"),
-        ("1.png", np.zeros((5, 6), np.uint8), "its image is 24 x 32"),
-        ("first.png", np.zeros((HEIGHT, WIDTH), np.uint8), "no such query"),
-        ("02.png", np.zeros((HEIGHT, WIDTH), np.uint8), "answered by another file"),
+        ("1.png", (6, 5), "its image is 24 x 32"),
+        ("first.png", (WIDTH, HEIGHT), "no such query"),
+        ("02.png", (WIDTH, HEIGHT), "answered by another file"),
     ],
 )
-def test_bad_folders_are_refused(tmp_path, refused, name, content, words):
+def test_bad_folders_are_refused(tmp_path, refused, name, size, words):
     make_dataset(tmp_path)
     folder = tmp_path / "masks"
     folder.mkdir()
     Image.new("L", (WIDTH, HEIGHT)).save(folder / "2.png")
-    if isinstance(content, bytes):
-        (folder / name).write_bytes(content)
-    else:
-        Image.fromarray(content).save(folder / name)
+    Image.new("L", size).save(folder / name)
     data = f"json:{tmp_path / 'data.json'}"
     assert words in refused(main, "--predictions", folder, "--data", data)
+
+
+SCORING = ["--predictions", "p.json", "--data"]
 
 
 @pytest.mark.parametrize(
@@ -332,11 +304,11 @@ def test_bad_folders_are_refused(tmp_path, refused, name, content, words):
     [
         ([], "--predictions FILE"),
         (["--predictions", "p.json"], "--data json:FILE"),
-        (["runs/x", "--predictions", "p.json", "--data", "scenes"], "one of them"),
+        (["runs/x", *SCORING, "scenes"], "one of them"),
         (["--predictions", "nowhere.json", "--data", "json:data"], "nowhere.json"),
-        (["--predictions", "p.json", "--data", "json:data", "--format", "voc"], "'voc'"),
-        (["--predictions", "p.json", "--data", "json:data", "--out", "data"], "--out"),
-        (["--predictions", "p.json", "--data", "json:data", "--split", "a,b"], "one split"),
+        ([*SCORING, "json:data", "--format", "voc"], "'voc'"),
+        ([*SCORING, "json:data", "--out", "data"], "--out"),
+        ([*SCORING, "json:data", "--split", "a,b"], "one split"),
     ],
 )
 def test_wrong_flags_are_refused(tmp_path, refused, monkeypatch, flags, words):

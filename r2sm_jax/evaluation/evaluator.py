@@ -126,8 +126,7 @@ def evaluate_source(predictor: Predictor, source: Source, *, name: str = "a spli
     answers = answer_all(predictor, source, score, name, with_candidates=True)
     for scored, left_out in answers:
         results.results += scored
-        for truth in left_out:
-            results.count_left_out(truth)
+        results.left_out.update(truth.left_out for truth in left_out)
     return results
 
 
@@ -155,12 +154,12 @@ def answer_all(
     def read(index: int) -> Asked:
         sample = source[index]
         truths = truths_of_image(truth_of_sample(sample), index)
-        scored = [truth for truth in truths if truth.is_scored]
+        scored = [truth for truth in truths if not truth.left_out]
         return Asked(
             predictor.frame(sample.image),
             [truth.query.text for truth in scored],
             mask_types=[t.query.mask_type if is_oracle else "auto" for t in scored],
-            about=(scored, [truth for truth in truths if not truth.is_scored]),
+            about=(scored, [truth for truth in truths if truth.left_out]),
         )
 
     def finish(asked: Asked, predictions: Iterator[Prediction]) -> tuple[list[T], list[QueryTruth]]:

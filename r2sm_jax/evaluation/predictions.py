@@ -8,7 +8,6 @@ Formats, by name:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,6 @@ import msgspec
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.images import find_images
-from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, query_truths, score
 from r2sm_jax.inference.prediction import Candidate, Prediction
@@ -44,55 +42,60 @@ class Entry(msgspec.Struct):
     occlude_rate: Share | None = None
     """Share of the instance that is hidden."""
 
+    def __post_init__(self):
+        if self.mask_type is None and self.amodal_probability is not None:
+            self.mask_type = "amodal" if self.amodal_probability > 0.5 else "modal"
 
-@dataclass
-class PredictedMasks:
-    """The answer to one query. Masks stay RLEs, so that those of all queries fit in memory."""
 
-    fused: RLE | None = None
-    """The mask of all instances together; None: the union of `instances`."""
-    instances: list[Candidate] = field(default_factory=list)
-    mask_type: MaskType | None = None
-    """The named one, or else the more probable one; None without either."""
-    amodal_probability: float | None = None
-    score: float | None = None
-    """Predicted IoU of the fused mask."""
-
-    def to_prediction(self, truth: QueryTruth) -> Prediction:
-        """Makes the record that the scorer takes."""
-        rle = self.fused
-        if rle is None:
-            rle = masks.merge([instance.mask for instance in self.instances], *truth.size)
-        mask = masks.decode(rle)
-        return Prediction(
-            query=truth.query.text,
-            mask_type=self.mask_type,
-            amodal_probability=self.amodal_probability,
-            score=self.score,
-            modal=mask,
-            amodal=mask,
-            candidates=tuple(self.instances),
-            has_both_masks=False,
-        )
+Answers = Mapping[int, Sequence[Entry]]
+"""The entries of each query that has any, by its id. Masks are compressed RLEs, so that those of
+all queries fit in memory."""
 
 
 def score_predictions(path: Path, source: Source, form: str = "auto") -> EvalResults:
     """Scores predictions for all queries of a source. Raises InputError like `read_predictions`."""
     truths = list(query_truths(source))
-    sizes = {truth.query.id: truth.size for truth in truths}
-    predicted = read_predictions(path, sizes, form)
+    answers = read_predictions(path, {truth.query.id: truth.size for truth in truths}, form)
     results = EvalResults()
     for truth in truths:
-        if not truth.is_scored:
-            results.count_left_out(truth)
+        if reason := truth.left_out:
+            results.left_out[reason] += 1
             continue
-        answer = predicted.get(truth.query.id)
-        prediction = None if answer is None else answer.to_prediction(truth)
+        entries = answers.get(truth.query.id)
+        prediction = to_prediction(entries, truth) if entries else None
         results.results.append(score(prediction, truth))
     return results
 
 
-def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, PredictedMasks]:
+def to_prediction(entries: Sequence[Entry], truth: QueryTruth) -> Prediction:
+    """Makes the record that the scorer takes of all entries of a query."""
+    fused = next((entry for entry in entries if entry.fused), None)
+    # A system that gives one mask for a query has one detection.
+    instances = [entry for entry in entries if not entry.fused] or entries
+    rle = fused.segmentation if fused else None
+    if rle is None:
+        rle = masks.merge([entry.segmentation for entry in instances], *truth.size)
+    mask = masks.decode(rle)
+    probabilities = (entry.amodal_probability for entry in entries)
+    candidates = []
+    for entry in instances:
+        confidence = 1.0 if entry.score is None else entry.score
+        candidates.append(
+            Candidate(entry.segmentation, confidence, occlude_rate=entry.occlude_rate)
+        )
+    return Prediction(
+        query=truth.query.text,
+        mask_type=next((entry.mask_type for entry in entries if entry.mask_type), None),
+        amodal_probability=next((p for p in probabilities if p is not None), None),
+        score=fused.score if fused else None,
+        modal=mask,
+        amodal=mask,
+        candidates=tuple(candidates),
+        has_both_masks=False,
+    )
+
+
+def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> Answers:
     """Reads the predictions for the queries of `sizes`; those without any are not in the result.
 
     Raises InputError, which names the entry or the file, for an unreadable file, a query that does
@@ -108,7 +111,7 @@ def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, 
     return predicted
 
 
-def _read_coco(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
+def _read_coco(path: Path, sizes: Sizes) -> Answers:
     try:
         entries = msgspec.json.decode(read_bytes(path), type=list[Entry])
     except msgspec.DecodeError as error:
@@ -134,58 +137,28 @@ def _read_coco(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
             f"{path}: {len(entries) - num_scored} of {len(entries)} entries have no score; give it "
             "for every entry or for none"
         )
-    predicted = {}
+    num_decided = 0
     for query_id, of_query in by_query.items():
-        try:
-            predicted[query_id] = _combine(of_query)
-        except ValueError as error:
-            raise InputError(f"{path}: query {query_id} {error}; see docs/metrics.md") from error
-    undecided = [query_id for query_id, answer in predicted.items() if answer.mask_type is None]
-    if 0 < len(undecided) < len(predicted):
+        types = {entry.mask_type for entry in of_query} - {None}
+        probabilities = {entry.amodal_probability for entry in of_query} - {None}
+        num_fused = sum(entry.fused for entry in of_query)
+        if max(len(types), len(probabilities), num_fused) > 1:
+            raise InputError(
+                f"{path}: query {query_id} has several mask_type, amodal_probability or fused "
+                "masks; give one"
+            )
+        num_decided += len(types)
+    if 0 < num_decided < len(by_query):
         raise InputError(
-            f"{path}: query {undecided[0]} has an answer without mask_type, others have one; "
+            f"{path}: {len(by_query) - num_decided} of {len(by_query)} answers have no mask_type; "
             "give it for every answer or for none"
         )
-    return predicted
+    return by_query
 
 
-def _combine(entries: Sequence[Entry]) -> PredictedMasks:
-    """Makes one answer of all entries of a query. Raises ValueError where two contradict each
-    other."""
-    types: set[MaskType] = {e.mask_type for e in entries if e.mask_type is not None}
-    probabilities = {e.amodal_probability for e in entries if e.amodal_probability is not None}
-    if len(types) > 1:
-        raise ValueError("is called modal and amodal")
-    if len(probabilities) > 1:
-        raise ValueError("has several amodal_probability")
-    mask_type = next(iter(types), None)
-    probability = next(iter(probabilities), None)
-    if mask_type is None and probability is not None:
-        mask_type = "amodal" if probability > 0.5 else "modal"
-
-    answer = PredictedMasks(mask_type=mask_type, amodal_probability=probability)
-    for entry in entries:
-        if entry.fused:
-            if answer.fused is not None:
-                raise ValueError("has two fused masks")
-            answer.fused = entry.segmentation
-            answer.score = entry.score
-        else:
-            answer.instances.append(_to_candidate(entry))
-    # A system that gives one mask for a query has one detection.
-    if not answer.instances:
-        answer.instances = [_to_candidate(entry) for entry in entries]
-    return answer
-
-
-def _to_candidate(entry: Entry) -> Candidate:
-    score = 1.0 if entry.score is None else entry.score
-    return Candidate(entry.segmentation, score, occlude_rate=entry.occlude_rate)
-
-
-def _read_pngs(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
+def _read_pngs(path: Path, sizes: Sizes) -> Answers:
     """Reads one file for each query, named after its id."""
-    predicted: dict[int, PredictedMasks] = {}
+    predicted: dict[int, list[Entry]] = {}
     for file in find_images(path, (".png",), "masks that are named after their query ids"):
         query_id = int(file.stem) if file.stem.isdecimal() else -1
         if query_id not in sizes:
@@ -195,5 +168,5 @@ def _read_pngs(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
                 f"{file}: query {query_id} is answered by another file already; keep one"
             )
         rle = masks.encode(masks.read_file(file, sizes[query_id]))
-        predicted[query_id] = PredictedMasks(instances=[Candidate(rle, 1.0)])
+        predicted[query_id] = [Entry(query_id, rle)]
     return predicted

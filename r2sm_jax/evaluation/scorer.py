@@ -7,6 +7,7 @@ them.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,24 +69,21 @@ class QueryTruth(NamedTuple):
         return all(instance.amodal is not None for instance in self.instances)
 
     @property
-    def is_ignored(self) -> bool:
-        """Whether all that the query means lies in regions to ignore."""
-        # If it were scored, an empty answer would be right.
-        if not self.query.instance_ids:
-            return False
-        if not self.instances:
-            return True
-        if self.ignored is None:
-            return False
+    def left_out(self) -> str:
+        """Why the query does not count; "" where it does."""
+        if self.query.instance_ids and self._is_ignored():
+            return "mean only regions to ignore"
+        if self.query.mask_type == "amodal" and not self.has_amodal:
+            return "ask for a complete shape that is not annotated"
+        return ""
+
+    def _is_ignored(self) -> bool:
+        # If such a query were scored, an empty answer would be right.
+        if self.ignored is None or not self.instances:
+            return not self.instances
         in_ignored = masks.intersect(self.requested, self.ignored)
         area, ignored_area = masks.areas([self.requested, in_ignored])
         return 0 < area == ignored_area
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether the query counts: not ignored, and its requested mask is annotated."""
-        is_annotated = self.query.mask_type == "modal" or self.has_amodal
-        return is_annotated and not self.is_ignored
 
 
 def query_truths(source: Source) -> Iterator[QueryTruth]:
@@ -273,27 +271,8 @@ class EvalResults:
     """The results of all queries of one split."""
 
     results: list[QueryResult] = field(default_factory=list)
-    num_ignored: int = 0
-    """Queries that are left out, since all of their targets are regions to ignore."""
-    num_not_annotated: int = 0
-    """Amodal queries that are left out, since the complete shape of a target is not annotated."""
-
-    def count_left_out(self, truth: QueryTruth) -> None:
-        """Counts a query that is not scored, by its reason."""
-        if truth.is_ignored:
-            self.num_ignored += 1
-        else:
-            self.num_not_annotated += 1
-
-    def describe_left_out(self) -> str:
-        """Returns a sentence on the queries that are left out, with reasons; "" if none is."""
-        parts = []
-        if self.num_ignored:
-            parts.append(f"{self.num_ignored} mean only regions to ignore")
-        if self.num_not_annotated:
-            parts.append(f"{self.num_not_annotated} ask for a complete shape that is not annotated")
-        num_left_out = self.num_ignored + self.num_not_annotated
-        return f"{num_left_out} queries are left out: {', '.join(parts)}" if parts else ""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of queries that are not scored, by reason."""
 
     @property
     def missing(self) -> list[int]:
