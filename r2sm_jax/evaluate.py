@@ -62,7 +62,7 @@ def write_figures(args: EvaluateConfig) -> None:
     """Prints the report of a run or of predictions, and writes it where --out says."""
     if args.data and args.out:
         data = SourceSpec.parse(args.data)
-        if data.is_same_data(SourceSpec(data.kind, Path(args.out))):
+        if data.is_same_data(SourceSpec(data.kind, (Path(args.out),))):
             raise InputError(
                 f"--out {args.out}: report.json would look like a split of the data; "
                 "give another folder"

@@ -21,10 +21,8 @@ from made_pictures import (
     write_photos,
 )
 from PIL import Image
-from scipy import ndimage
 
 from r2sm_jax.data.dataset import Instance, Sample, Source
-from r2sm_jax.data.masks import box
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
@@ -32,16 +30,10 @@ from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.cutouts import CutoutSource, read_records
 from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_OCCLUSION
 from r2sm_jax.synthetic.photos import (
-    MAX_ZOOM,
-    Photo,
-    PhotoObject,
     Photos,
-    random_zoom,
     read_photo,
 )
 from r2sm_jax.synthetic.queries.nouns import lexicon
-from r2sm_jax.synthetic.scenes.layout import mask_in_picture
-from r2sm_jax.synthetic.scenes.paint import Sprite
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
 from r2sm_jax.synthetic.sources import REPORTED, open_source, split_names
 from r2sm_jax.tools.compose import compose, cutouts
@@ -108,49 +100,6 @@ def test_an_object_is_complete_if_no_other_can_hide_it(others, complete):
 )
 def test_an_object_is_complete_if_it_lies_inside_in_one_part(boxes, complete):
     assert find_complete([box_mask(*boxes)]) == [complete]
-
-
-def paint_photo() -> Photo:
-    """Three ellipses, each on a channel of its own; the third touches the border."""
-    y, x = np.mgrid[:HEIGHT, :WIDTH]
-    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-    objects = []
-    ellipses = ((45, 60, 30, 24), (100, 80, 20, 26), (WIDTH - 10, 30, 22, 16))
-    for channel, (cx, cy, rx, ry) in enumerate(ellipses):
-        mask = ((x - cx) / rx) ** 2 + ((y - cy) / ry) ** 2 <= 1
-        image[mask, channel] = 255
-        x0, y0, x1, y1 = box(mask)
-        picture = Image.fromarray(image[y0:y1, x0:x1])
-        sprite = Sprite(picture, mask[y0:y1, x0:x1], x0, y0, x1 - x0)
-        objects.append(PhotoObject(str(channel), sprite, complete=channel < 2, ignored=False))
-    return Photo(Image.fromarray(image), tuple(objects), image.mean((0, 1)))
-
-
-def test_masks_lie_on_the_objects_of_an_enlarged_photo():
-    photo = paint_photo()
-    max_scale, num_cut = 0.0, 0
-    for seed in range(60):
-        part = random_zoom(np.random.default_rng(seed), photo, SIZE)
-        assert max(part.image.size) == SIZE
-        assert abs(part.image.height - SIZE * HEIGHT / WIDTH) <= 1
-        objects = {o.category: o for o in part.objects}
-        for channel, before in enumerate(photo.objects):
-            painted = np.asarray(part.image)[..., channel] >= 128
-            after = objects.get(before.category)
-            mask = np.zeros_like(painted)
-            if after:
-                mask = mask_in_picture(after.sprite, painted.shape)
-                assert np.array_equal(after.sprite.image, part.image.crop(box(mask)))
-                num_cut += before.complete and not after.complete
-
-            # An outline may be off by a pixel.
-            assert not (mask & ~ndimage.binary_dilation(painted, np.ones((3, 3)))).any()
-            assert not (ndimage.binary_erosion(painted, np.ones((3, 3))) & ~mask).any()
-            if after and after.complete:
-                scale = (mask.sum() / before.sprite.mask.sum()) ** 0.5 * WIDTH / SIZE
-                assert before.complete and 0.95 < scale < 1.05 * MAX_ZOOM
-                max_scale = max(max_scale, scale)
-    assert max_scale > 1.3 and num_cut > 5
 
 
 def test_samples_are_sound(source, samples):

@@ -75,15 +75,6 @@ def test_samples_are_sound(source, samples):
         source[NUM_SCENES]
 
 
-def test_the_mixture_of_free_and_hidden_objects(samples):
-    shares = np.concatenate([hidden_shares(sample) for sample in samples])
-    hidden = shares[shares > 0]
-    assert 0.35 < (shares > 0).mean() < 0.65
-    assert hidden.min() >= MIN_OCCLUSION and hidden.max() <= MAX_OCCLUSION
-    sizes = {len(sample.instances) for sample in samples}
-    assert min(sizes) == 3 and max(sizes) <= 8 and len(sizes) >= 4
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -26,14 +26,12 @@ WITH_PATH = ("compose", "cutouts", "json", "tfds")
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A data source by kind and path: `scenes`, `compose:FILE`, `cutouts:DIR`,
-    `json:PATH`, `tfds:DIR`. Composed photographs may be of several files, with commas between
-    them."""
+    """A data source by kind and paths: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH`,
+    `tfds:DIR`."""
 
     kind: str
-    path: Path | None = None
-    more_paths: tuple[Path, ...] = ()
-    """The other files of composed photographs."""
+    paths: tuple[Path, ...] = ()
+    """Its file or folder. Composed photographs may be of several files, with commas between."""
 
     @classmethod
     def parse(cls, text: str) -> "SourceSpec":
@@ -41,22 +39,20 @@ class SourceSpec:
         kind, _, path = text.partition(":")
         if text in DRAWN:
             return cls(text)
-        # A file may have a comma in its own name.
-        if kind == "compose" and "," in path and not Path(path).exists():
-            paths = [Path(part) for part in path.split(",") if part]
-            if paths:
-                return cls(kind, paths[0], tuple(paths[1:]))
         if kind in WITH_PATH and path:
-            return cls(kind, Path(path))
+            # A file may have a comma in its own name.
+            is_list = kind == "compose" and not Path(path).exists()
+            names = path.split(",") if is_list else [path]
+            return cls(kind, tuple(Path(name) for name in names if name))
         raise InputError(
             f"data source {text!r} is unknown; use scenes, compose:FILE or "
             "compose:FILE,FILE, cutouts:DIR, json:FILE or tfds:DIR"
         )
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """All files or folders of the source."""
-        return () if self.path is None else (self.path, *self.more_paths)
+    def path(self) -> Path | None:
+        """The first file or folder; None for drawn scenes, which have none."""
+        return self.paths[0] if self.paths else None
 
     @property
     def is_procedural(self) -> bool:
@@ -140,46 +136,34 @@ def open_source(
     where = SourceSpec.parse(spec)
     if count is None and where.kind in ("scenes", "cutouts"):
         raise ValueError(f"{spec}: the number of samples is missing")
-    match where:
-        case SourceSpec("json", Path() as path):
-            return load_json_split(path, split, images_dir, need_images=need_images)
+    options = {"seed": seed, "size": size, "queries": queries}
+    match where.kind:
+        case "json":
+            return load_json_split(where.paths[0], split, images_dir, need_images=need_images)
 
-        case SourceSpec("tfds", Path() as path):
+        case "tfds":
             from r2sm_jax.data.tfds import TfdsSource
 
-            return TfdsSource(path, split)
+            return TfdsSource(where.paths[0], split)
 
-        case SourceSpec("compose"):
+        case "compose":
             from r2sm_jax.synthetic.compose import ComposeSource
 
             return ComposeSource(
-                where.paths,
-                split,
-                count,
-                seed=seed,
-                size=size,
-                queries=queries,
-                images=images_dir,
-                cutouts=cutouts,
+                where.paths, split, count, images=images_dir, cutouts=cutouts, **options
             )
 
-        case SourceSpec("cutouts", Path() as path):
+        case "cutouts":
             from r2sm_jax.synthetic.cutouts import CutoutSource
 
             return CutoutSource(
-                path,
-                split,
-                count or 0,
-                seed=seed,
-                size=size,
-                queries=queries,
-                backgrounds=backgrounds,
+                where.paths[0], split, count or 0, backgrounds=backgrounds, **options
             )
 
         case _:
             from r2sm_jax.synthetic.scenes.source import SceneSource
 
-            return SceneSource(split, count or 0, seed=seed, size=size, queries=queries)
+            return SceneSource(split, count or 0, **options)
 
 
 def spread_evenly(source: Source, count: int) -> Source:
@@ -343,20 +327,19 @@ def split_names(spec: str, split: str, images_dir: str | PathLike[str] | None = 
             names.remove(ABSENT_SPLIT)
         return names
 
-    assert where.path is not None  # for the type checker: only drawn scenes have no path
-    if where.kind == "json" and where.path.is_dir():
-        stored = stored_splits(where.path)
+    (path,) = where.paths
+    if where.kind == "json" and path.is_dir():
+        stored = stored_splits(path)
     elif where.kind == "tfds":
         from r2sm_jax.data.tfds import open_builder  # imports slowly
 
-        stored = list(open_builder(where.path).info.splits)
+        stored = list(open_builder(path).info.splits)
     else:
         return ["val" if split == REPORTED else ALL]
 
     names = sorted({*stored} - {"train", "dev"})
     if not names:
         raise InputError(
-            f"{where.path}: no split other than train and dev; add one such as val, or give "
-            "--split train"
+            f"{path}: no split other than train and dev; add one such as val, or give --split train"
         )
     return names
