@@ -25,9 +25,9 @@ from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import Evaluated, make_report
 from r2sm_jax.evaluation.tables import (
+    COMPARISON_INTRO,
     COMPARISON_TITLE,
     DECISIONS,
-    comparison_intro,
     comparison_tables,
     make_table,
     print_markdown,
@@ -186,7 +186,7 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
 def compare_reports(args: EvaluateConfig) -> None:
     """Prints reports side by side, and writes the comparison where --out says."""
     compared = compare([Path(folder) for folder in args.compare])
-    parts = (COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
+    parts = (COMPARISON_TITLE, [COMPARISON_INTRO], comparison_tables(compared))
     text = to_markdown(*parts)
     print_markdown(text)
     if args.out is None:

@@ -151,7 +151,6 @@ def test_the_command_writes_table_figure_and_scores(run_ablate, tmp_path):
         (["--seeds", "0"], "--seeds"),
         (["--steps", "0"], "--steps"),
         (["--stepz", "3"], "--stepz"),
-        (["--text.name", "./nowhere"], "nowhere"),
     ],
 )
 def test_wrong_flags_are_refused(run_ablate, flags, word):

@@ -119,8 +119,10 @@ def test_reports_say_what_was_selected_on():
         meta = {"source": "json:a", "trained_on": trained_on, "selected_on": selected_on}
         return describe_selection({"meta": meta, "splits": dict.fromkeys(splits)})
 
-    assert selection("dev", "val") == "The checkpoint was selected on `dev`."
-    assert "which is reported here, as in the paper's protocol" in selection("val", "val", "test")
+    assert selection("dev", "val") == "The checkpoint was selected on `dev` of `json:a`."
+    assert "Its figures are optimistic, as in the paper's protocol." in selection(
+        "val", "val", "test"
+    )
     assert selection(None, "val") == ""
     assert selection(None, "all") == "The run was trained on images of `all`."
     of_other_data = selection("val", "val", trained_on="json:b")
