@@ -45,6 +45,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import fill_sizes
+from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.synthetic.sources import load_json_split, open_source
 from r2sm_jax.train import TrainingData, open_training, prepare_data
@@ -84,7 +85,7 @@ def measure_training(args: Sequence[str]) -> Figures:
     seconds = median_seconds(lambda: [draw_scene(0, i, size) for i in range(NUM_SCENES)], 3)
     yield "scenes drawn a second and core", f"{NUM_SCENES / seconds:.0f}"
 
-    data = prepare_data(config, lambda message: None)
+    data = prepare_data(config, open_training(config), write_text_only_queries(600, seed=0))
     source = open_source("scenes", "train", count=NUM_SCENES, size=size)
     sentences = [query.text for i in range(NUM_SCENES) for query in source.queries_at(i)]
     data.texts(sentences[:1] * 64)  # compiled
@@ -370,7 +371,7 @@ def measure_memory(args: Sequence[str]) -> Figures:
         config = resolve_auto(parse_config([str(smoke), *data_flags]))
 
         start = time.perf_counter()
-        data = prepare_data(config, lambda message: None)
+        data = prepare_data(config, open_training(config), [])
         yield "data opened", f"{time.perf_counter() - start:.3g} s"
         yield "memory then", current_memory()
         batches = make_batches(data, config)

@@ -28,13 +28,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from estimate import batch_shapes, count_flops, vocabulary
 from flax import nnx
 
 from r2sm_jax.cli import cli_main, load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
+from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.models.image_encoder import VisionEncoder
+from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
@@ -230,10 +231,7 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
     graphdef, params, constants = split_model(config.model, 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
-    names = {
-        group: jnp.ones((count, config.model.text.dim))
-        for group, count in vocabulary(config).items()
-    }
+    names = {group: jnp.ones((count, config.model.text.dim)) for group, count in VOCABULARY.items()}
     step = jit_train_step(graphdef, optimizer, config)
     state = init_state(params, optimizer)
 
@@ -315,6 +313,68 @@ def train(args: CheckConfig) -> dict[str, Any]:
         "minutes": (time.monotonic() - started) / 60,
         "giou": {name: x.get("giou") for name, x in splits.items()},
     }
+
+
+QUERY_TOKENS = 26
+"""Tokens that 99 % of the queries of `scenes` do not exceed; training pads to them."""
+TYPE_TOKENS = 42
+"""The same for sentences without an image."""
+VOCABULARY = {"category": 100}
+"""Group -> number of names that pixels are compared with. Other numbers hardly change the figures."""
+
+
+def batch_shapes(config: Config) -> dict[str, Any]:
+    """Returns the shapes of a training batch, as data/batches.py lists them."""
+    b = config.train.batch_size
+    k = config.data.queries
+    m = config.data.instances
+    size = config.model.vision.image_size
+    mask = config.model.mask_size
+    slots = config.model.decoder.slots
+    text = config.model.text
+    t = min(QUERY_TOKENS, text.max_tokens)
+    type_t = min(TYPE_TOKENS, text.max_tokens)
+
+    # Name -> shape of one row, and type.
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "image": ((size, size, 3), jnp.uint8),
+        "image_mask": ((size, size), jnp.bool_),
+        "modal": ((m, mask, mask), jnp.uint8),
+        "amodal": ((m, mask, mask), jnp.uint8),
+        "has_amodal": ((m,), jnp.bool_),
+        "boxes": ((m, 4), jnp.float32),
+        "pixel_weight": ((mask, mask), jnp.uint8),
+        "query_instances": ((k, m), jnp.bool_),
+        "slot_targets": ((k, slots), jnp.int32),
+        "is_amodal": ((k,), jnp.bool_),
+        "query_mask": ((k,), jnp.bool_),
+        "text": ((k, t, len(text.layers), text.dim), jnp.float16),
+        "text_mask": ((k, t), jnp.bool_),
+    }
+    if config.model.head in LEARNED:
+        f = NUM_TYPE_SENTENCES
+        shapes |= {
+            "type_text": ((f, type_t, len(text.layers), text.dim), jnp.float16),
+            "type_text_mask": ((f, type_t), jnp.bool_),
+            "type_is_amodal": ((f,), jnp.bool_),
+            "type_valid": ((f,), jnp.bool_),
+        }
+
+    batch: dict[str, Any] = {}
+    for name, (shape, dtype) in shapes.items():
+        batch[name] = jax.ShapeDtypeStruct((b, *shape), dtype)
+    labels = jax.ShapeDtypeStruct((b, m), jnp.int32)
+    batch["labels"] = dict.fromkeys(VOCABULARY, labels)
+    return batch
+
+
+def count_flops(lowered: Any) -> float:
+    """Returns the FLOPs that XLA counts before it optimises, or after it."""
+    # For a GPU, XLA counts nothing before it compiles.
+    analysis = lowered.cost_analysis() or lowered.compile().cost_analysis()
+    if isinstance(analysis, list):
+        analysis = analysis[0]
+    return float(analysis["flops"])
 
 
 if __name__ == "__main__":

@@ -85,9 +85,10 @@ class CropWindow:
             return canvas
         scale = len(logits) / self.side
         edges = np.array([left - self.x, top - self.y, right - self.x, bottom - self.y])
-        canvas[top:bottom, left:right] = Image.fromarray(np.asarray(logits, np.float32)).resize(
+        part = Image.fromarray(np.asarray(logits, np.float32)).resize(
             (right - left, bottom - top), Image.Resampling.BILINEAR, tuple(scale * edges)
         )
+        canvas[top:bottom, left:right] = np.asarray(part)
         return canvas
 
 

@@ -18,7 +18,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.coco import COCOOptions, read_coco, read_results
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.crops import count_masks
-from r2sm_jax.data.dataset import ImageTruth, write
+from r2sm_jax.data.dataset import NO_NAME, ImageTruth, write
 from r2sm_jax.data.images import find_image, image_folders, open_annotated
 from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.data.masks import RLE, Mask

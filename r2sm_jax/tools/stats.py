@@ -144,7 +144,7 @@ def draw(of_splits: dict[str, Statistics], path: Path) -> None:
     page = Figure(dpi=150, layout="constrained")
     axes = page.subplots()
     rates = [statistics.occlusion_rates for statistics in of_splits.values()]
-    axes.hist(rates, np.linspace(0, 1, 21), label=list(of_splits))
+    axes.hist(rates, list(np.linspace(0, 1, 21)), label=list(of_splits))
     axes.set(title="How much of an instance is hidden", xlabel="occlusion rate")
     axes.legend()
     page.savefig(path, format="png")
