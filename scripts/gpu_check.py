@@ -320,7 +320,7 @@ QUERY_TOKENS = 26
 TYPE_TOKENS = 42
 """The same for sentences without an image."""
 VOCABULARY = {"category": 100}
-"""Group -> number of names that pixels are compared with. Other numbers hardly change the figures."""
+"""Group -> number of names that pixels are compared with; others hardly change the figures."""
 
 
 def batch_shapes(config: Config) -> dict[str, Any]:

@@ -105,7 +105,8 @@ def test_predictions_score_as_the_run_itself(tiny_run, dataset, tmp_path, comman
     digit of every figure."""
     run = shutil.copytree(tiny_run, tmp_path / "tiny")
     config = json.loads((run / "config.json").read_text())
-    config["model"]["mask_threshold"] = -4.0  # after four steps most masks are empty otherwise
+    # After four steps most masks are empty otherwise.
+    config["config"]["model"]["mask_threshold"] = -4.0
     (run / "config.json").write_text(json.dumps(config))
     end = command(main, run, dataset / "val.json", "--out", tmp_path / "p")
     assert end.code == 0 and f"{COUNT} images answered" in end.out, end
