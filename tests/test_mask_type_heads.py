@@ -105,9 +105,7 @@ def test_references_read_the_sentence_or_the_truth():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("atention", "'attention'"), ("always-modal", "'always_modal'")]
-)
-def test_an_unknown_head_offers_the_nearest(name, hint):
-    with pytest.raises(InputError, match=f"{name}.*did you mean {hint}"):
+@pytest.mark.parametrize("name", ["atention", "always-modal"])
+def test_an_unknown_head_names_those_there_are(name):
+    with pytest.raises(InputError, match=f"{name}.*give one of.*attention"):
         check_head(name)

@@ -63,7 +63,7 @@ def test_a_run_stands_on_its_own(published_flags, published_folders, tmp_path, c
         (f"{SAM} {{dinov2}}", "needs SAM, not model_type 'dinov2'"),
         (f"{VIT} {{sam}}", "cannot load it: model_type 'sam'"),
         (f"{SAM} {{sam}} --model.vision.dim 63", "dim 63: the published weights have 32"),
-        (f"{SAM} {{sam}} --model.vision.image-size 60", "--model.vision.image-size 60"),
+        (f"{SAM} {{sam}} --model.vision.image-size 60", "--model.vision.image-size"),
         (f"{SAM} no/such/folder/here", "--model.vision.sam"),
         ("--model.vision.sam-frozen", "--model.vision.sam-frozen"),
         ("--model.vision.encoder vit", "--model.vision.vit"),

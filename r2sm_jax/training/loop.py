@@ -82,40 +82,42 @@ def fit(task: Task, folder: Path, config: LoopConfig) -> Fitted:
 
     first = int(state.step) + 1
     logs, stop = Logs(folder, config, start=first - 1), StopOnSignal()
-    for step in range(first, config.steps + 1):
-        with without_compiler_alarm() if step == first else nullcontext():
-            state, values = task.step(state, next(batches))
-        is_stopped = stop.requested()
-        evaluates = step % config.evaluate_every == 0 or step == config.steps
-        saves = evaluates or is_stopped or step % config.checkpoint_every == 0
-        logs.add(step, values, wait=saves)
-        if step == first:
-            trim_memory()
-        if evaluates:
-            weights = to_host(nnx.merge_state(state.weights, task.constants))
-            evaluation = run_on_main(partial(task.evaluate, weights, step, folder))
-            logs.record(step, numbers(evaluation.figures))
-            if best is None or evaluation.score > best:
-                best = evaluation.score
-                stored = {"step": step, **evaluation.stored}
-                run_on_main(partial(write_model, folder, task.part, weights, stored))
-        elif is_stopped and best is None:
-            # There is no time to evaluate, but what was learned can be used.
-            weights = to_host(nnx.merge_state(state.weights, task.constants))
-            run_on_main(partial(write_model, folder, task.part, weights, {"step": step}))
-        if saves:
-            seconds = known["seconds"] + time.monotonic() - started
-            position = batches.get_state()
-            learned = state, task.constants
-            checkpoints.save(
-                step, learned, {"position": position, "best": best, "seconds": seconds}
-            )
-            if is_main_process() and folder.parent == RUNS:
-                point_latest(folder)
-            logs.restart_clock(step)
-        if is_stopped:
-            break
-    stop.restore_handlers()
+    try:
+        for step in range(first, config.steps + 1):
+            with without_compiler_alarm() if step == first else nullcontext():
+                state, values = task.step(state, next(batches))
+            is_stopped = stop.requested()
+            evaluates = step % config.evaluate_every == 0 or step == config.steps
+            saves = evaluates or is_stopped or step % config.checkpoint_every == 0
+            logs.add(step, values, wait=saves)
+            if step == first:
+                trim_memory()
+            if evaluates:
+                weights = to_host(nnx.merge_state(state.weights, task.constants))
+                evaluation = run_on_main(partial(task.evaluate, weights, step, folder))
+                logs.record(step, numbers(evaluation.figures))
+                if best is None or evaluation.score > best:
+                    best = evaluation.score
+                    stored = {"step": step, **evaluation.stored}
+                    run_on_main(partial(write_model, folder, task.part, weights, stored))
+            elif is_stopped and best is None:
+                # There is no time to evaluate, but what was learned can be used.
+                weights = to_host(nnx.merge_state(state.weights, task.constants))
+                run_on_main(partial(write_model, folder, task.part, weights, {"step": step}))
+            if saves:
+                seconds = known["seconds"] + time.monotonic() - started
+                position = batches.get_state()
+                learned = state, task.constants
+                checkpoints.save(
+                    step, learned, {"position": position, "best": best, "seconds": seconds}
+                )
+                if is_main_process() and folder.parent == RUNS:
+                    point_latest(folder)
+                logs.restart_clock(step)
+            if is_stopped:
+                break
+    finally:
+        stop.restore_handlers()
     checkpoints.close()
     logs.close()
     seconds = known["seconds"] + time.monotonic() - started
