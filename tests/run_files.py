@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 from orbax import checkpoint as ocp
 
@@ -32,7 +33,10 @@ def steps(run: Path) -> list[int]:
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint by path."""
     with ocp.CheckpointManager((run / "checkpoints").absolute()) as manager:
-        content = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+        # The run may have had other devices than this process.
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        state = ocp.args.StandardRestore(fallback_sharding=here)
+        content = manager.restore(step, args=ocp.args.Composite(state=state))
     return {name: np.asarray(value) for name, value in content["state"].items()}
 
 

@@ -83,5 +83,5 @@ def test_every_cell_of_the_notebook_runs(tmp_path, monkeypatch, capsys):
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), namespace)
     out = capsys.readouterr().out
-    assert out.startswith("modal: the saucer\n") and "\namodal: the saucer as if" in out
+    assert out.startswith('modal: "the saucer"') and '\namodal: "the saucer as if' in out
     assert (tmp_path / "runs" / "latest" / "report.html").exists()

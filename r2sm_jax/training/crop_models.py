@@ -463,15 +463,14 @@ class CropTask:
         self._size = sizes.size
         graphdef, params, constants = nnx.split(model, nnx.Param, ...)
         self._backbone = sizes.efficientnet
-        self._params, self.constants = params, place(mesh, constants)
+        self._params, self.constants = params, constants
         self._optimizer = make_optimizer(config)
         step = partial(train_step, loss_of=loss(graphdef), optimizer=self._optimizer, config=config)
         self._step = jax.jit(step, donate_argnums=0)
 
     def set_weights(self, weights: nnx.State) -> None:
         """Starts from these weights."""
-        self._params, constants = nnx.split_state(weights, nnx.Param, ...)
-        self.constants = place(self._mesh, constants)
+        self._params, self.constants = nnx.split_state(weights, nnx.Param, ...)
 
     def load_pretrained(self) -> None:
         """Starts from the published backbone, if it has one. Raises InputError if that cannot be
@@ -479,11 +478,11 @@ class CropTask:
         if not self._backbone:
             return
         published = find_efficientnet(self._backbone, f"--model.{self.part}.efficientnet")
-        filled = first_blocks(self.constants["efficientnet"], published)
-        self.constants["efficientnet"] = place(self._mesh, filled)
+        self.constants["efficientnet"] = first_blocks(self.constants["efficientnet"], published)
 
     def start(self) -> tuple[TrainState, grain.DatasetIterator]:
-        """The state before the first step, and all batches."""
+        """The state before the first step, and all batches. Puts all weights on the devices."""
+        self.constants = place(self._mesh, self.constants)
         state = init_state(self._params, self._optimizer, averaged=True)
         batches = example_batches(
             self._source, self._config, lambda sample, rng: self._cut(sample, self._size, rng)

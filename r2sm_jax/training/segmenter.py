@@ -166,27 +166,26 @@ class SegmenterTask:
         self._config, self._data, self._mesh = config, data, mesh
         self.graphdef, params, constants = split_model(config.model, config.train.seed)
         print_parameters(params, constants, data.texts)
-        self._params, self.constants = params, place(mesh, constants)
+        self._params, self.constants = params, constants
         self._names = place(mesh, data.names)
 
     def set_weights(self, weights: nnx.State) -> None:
         """Starts from these weights."""
-        self._params, constants = nnx.split_state(weights, nnx.Param, ...)
-        self.constants = place(self._mesh, constants)
+        self._params, self.constants = nnx.split_state(weights, nnx.Param, ...)
 
     def load_pretrained(self) -> None:
         """Starts from published weights, where the model has some, and prints where they went.
         Raises InputError if they cannot be read or do not fit."""
-        params, constants, matches = load_pretrained(
+        self._params, self.constants, matches = load_pretrained(
             self._config.model, self._params, self.constants
         )
         for name, found in matches.items():
             print(f"{name}: {found}", flush=True)
-        self._params, self.constants = params, place(self._mesh, constants)
 
     def start(self) -> tuple[TrainState, "DeviceBatches"]:
-        """The state before the first step, and all batches."""
+        """The state before the first step, and all batches. Puts all weights on the devices."""
         config = self._config
+        self.constants = place(self._mesh, self.constants)
         optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
         make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
         where = shardings(self._mesh, jax.eval_shape(make_state, self._params))
