@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from r2sm_jax.cli import check_first, cli_main
-from r2sm_jax.flags import read_ablate_flags
+from r2sm_jax.cli import cli_main
+from r2sm_jax.flags import AblateConfig, check_flags, read_flags
 
 if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
-    check_first(read_ablate_flags)
+    check_flags(AblateConfig)
 
 import numpy as np
 from scipy.special import expit
@@ -57,7 +57,7 @@ QUICK = Sizes(num_steps=60, num_scenes=60, num_text_only=1200, num_test_scenes=3
 
 def main() -> None:
     """Command line."""
-    args = read_ablate_flags()
+    args = read_flags(AblateConfig)
     sizes = QUICK if args.quick else FULL
     sizes = replace(sizes, num_steps=args.steps or sizes.num_steps)
     num_seeds = args.seeds or (2 if args.quick else 3)

@@ -8,29 +8,32 @@ Flags override the values of the config file. A configuration is stored as JSON 
 import ctypes
 import dataclasses
 import errno
-import functools
 import io
 import json
 import os
 import platform
 import re
 import runpy
+import shutil
 import sys
 import typing
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import tyro
-from tyro.extras import SubcommandApp
 
 from r2sm_jax.config import Config, check_config
 from r2sm_jax.errors import InputError
 
 T = TypeVar("T")
+MIN_WIDTH = 40
+"""Columns of a terminal that help is written for at least."""
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 # Errors
@@ -38,9 +41,7 @@ T = TypeVar("T")
 
 def cli_main(main: Callable[[], None]) -> NoReturn:
     """Runs the `main` of a command and ends the process with its exit code (`print_error`)."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # What the terminal cannot show is escaped.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    prepare_output()
     # Python's own format shows a file and a line of code.
     formatwarning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
@@ -63,6 +64,7 @@ def check_first(parse: Callable[[], object]) -> None:
 
     Ends the process where there is no more to do: after `--help`, and for an error, as `cli_main`.
     """
+    prepare_output()
     try:
         try:
             parse()
@@ -70,6 +72,19 @@ def check_first(parse: Callable[[], object]) -> None:
             sys.stdout.flush()  # as in `cli_main`
     except (InputError, BrokenPipeError) as error:
         sys.exit(print_error(error))
+
+
+def prepare_output() -> None:
+    """Lets a command print whatever its output is: closed, a narrow terminal, or one that cannot
+    show all characters."""
+    if sys.stdout is None:
+        sys.stdout = io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # tyro does not end its help where no word fits into a line.
+    width = shutil.get_terminal_size().columns
+    if width < MIN_WIDTH:
+        os.environ["COLUMNS"] = str(MIN_WIDTH)
 
 
 def print_error(error: BaseException) -> int | None:
@@ -87,16 +102,10 @@ def print_error(error: BaseException) -> int | None:
     if isinstance(error, BrokenPipeError):
         _discard_output()
         return 0
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if is_full:
-        _discard_output()
-    if isinstance(error, OSError) and (is_full or error.filename):
-        remedy = "free disk space" if is_full else "check the path"
-        where = error.filename or "the output"
-        print(f"error: {where}: {error.strerror}; {remedy}", file=sys.stderr)
-        return 2
-    if isinstance(error, OSError) and error.filename is not None:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    if isinstance(error, OSError) and (error.filename or error.errno in DISK_IS_FULL):
+        if not error.filename:
+            _discard_output()
+        print(f"error: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 2
     return None
 
@@ -113,8 +122,8 @@ def _discard_output() -> None:
 def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
     """Reads `[CONFIG.py] [--flags]` into a checked configuration.
 
-    Flags override the file, or else `default`. Raises InputError as `load_config_file` and
-    `parse_flags`, or if a value is not possible.
+    Flags override the file, or else `default`. Raises InputError as `load_config_file`,
+    `parse_flags` and `check_config`.
     """
     args = list(args)
     if args and not args[0].startswith("-"):
@@ -124,47 +133,25 @@ def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
 
 
 def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """Parses flags into a dataclass with tyro. `--help` prints them and ends the process.
-
-    Raises InputError for a bad value, an unknown flag, and a flag that is given twice.
-    """
-    _refuse_repeated(cls, args)
+    """Parses flags into a dataclass with tyro, which ends the process after `--help` and, with exit
+    code 2, for an unknown flag or a bad value. Raises InputError for a flag that is given twice."""
+    refuse_repeated(args, cls)
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    with _one_sentence():
-        return tyro.cli(cls, args=list(args), prog=prog, **extra)
+    return tyro.cli(cls, args=list(args), prog=prog, **extra)
 
 
-def parse_subcommand(
-    app: SubcommandApp, args: Sequence[str], *, prog: str, description: str
-) -> Callable[[], None]:
-    """Parses the flags of a command that has commands of its own. Returns the call to make.
+def refuse_repeated(args: Sequence[str], cls: type = object) -> None:
+    """Raises InputError for a flag that is given twice, of which tyro would take the last.
 
-    Args:
-        app: its commands were wrapped by `deferred`.
-
-    Raises InputError for an unknown command or flag, a bad value, or a flag that is given twice.
+    `cls`: the dataclass of the flags, which says which of them may be repeated.
     """
-    _refuse_repeated(object, args)
-    with _one_sentence():
-        return app.cli(
-            prog=prog,
-            description=description,
-            args=list(args),
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-
-
-def deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
-    """Wraps a command so that tyro does not run it, but returns it with its arguments.
-
-    So what tyro prints about the flags can be told from what the command itself prints.
-    """
-
-    @functools.wraps(command)
-    def bind(*args: Any, **options: Any) -> Callable[[], None]:
-        return functools.partial(command, *args, **options)
-
-    return bind
+    counts = Counter(arg.partition("=")[0].replace("_", "-") for arg in args if arg[:2] == "--")
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for flag, count in counts.items():
+        kind = hints.get(flag[2:].replace("-", "_"))
+        may_repeat = tyro.conf.UseAppendAction in typing.get_args(kind)
+        if count > 1 and not may_repeat:
+            raise InputError(f"{flag} is given {count} times; give it once")
 
 
 def parse_shard(shard: str) -> tuple[int, int]:
@@ -175,54 +162,16 @@ def parse_shard(shard: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _refuse_repeated(cls: type, args: Sequence[str]) -> None:
-    """Raises InputError for a flag that is given twice, of which tyro would take the last."""
-    counts = Counter(arg.partition("=")[0].replace("_", "-") for arg in args if arg[:2] == "--")
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for flag, count in counts.items():
-        kind = hints.get(flag[2:].replace("-", "_"))
-        may_repeat = tyro.conf.UseAppendAction in typing.get_args(kind)
-        if count > 1 and not may_repeat:
-            raise InputError(f"{flag} is given {count} times; give it once")
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Turns the box of several lines that tyro prints for an error into an InputError."""
-    printed = io.StringIO()
-    try:
-        with redirect_stderr(printed):
-            yield
-    except SystemExit as error:
-        if not error.code:
-            raise
-        # The first paragraph of the box; the next ones quote the help of similar flags.
-        text = " ".join(line.strip("│╰╯ ") for line in printed.getvalue().splitlines()[1:])
-        sentence = text.partition("──")[0].strip(" .")
-        raise InputError(f"{sentence} (--help lists all flags)") from None
-
-
 def load_config_file(path: Path) -> Config:
     """Runs a Python file and returns the `Config` of its function `get_config`.
 
-    Raises InputError if the file is missing, does not import, or returns something else or unknown
-    values.
+    Raises InputError if there is no such file, or a value has another type than its field.
     """
     if not path.is_file():
         raise InputError(f"config file {path} does not exist; give the path of a Python file")
-    try:
-        config = runpy.run_path(str(path))["get_config"]()
-        if not isinstance(config, Config):
-            raise TypeError(f"get_config() must return a Config, not {config!r}")
-        # Dataclasses do not check the types of their fields; reading them from JSON does.
-        return from_json(Config, to_json(config), f"config file {path}")
-    except InputError:
-        raise
-    except Exception as error:  # whatever a user's file raises
-        problem = f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"config file {path} does not load ({problem}); write get_config() in Python"
-        ) from None
+    config = runpy.run_path(str(path))["get_config"]()
+    # Dataclasses do not check the types of their fields; reading them from JSON does.
+    return from_json(Config, to_json(config), f"config file {path}")
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -233,28 +182,25 @@ def to_json(config: Any) -> dict[str, Any]:
 def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
     """Makes a configuration of what `to_json` returned.
 
-    Raises InputError if a field is unknown, as after an incompatible version, or has none of its
-    few possible values.
+    Raises InputError for a value that its field cannot have, and for an unknown field, as after an
+    incompatible version.
     """
-    types: dict[str, Any] = typing.get_type_hints(cls)
-    unknown = sorted(set(values) - set(types))
-    if unknown:
-        raise InputError(
-            f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax"
-        )
+    try:
+        config = msgspec.convert(values, cls)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {error}") from error
+    for name in _unknown_fields(values, to_json(config)):
+        raise InputError(f"{where}: unknown field {name}, which another version of r2sm_jax wrote")
+    return config
 
-    fields = dict(values)
+
+def _unknown_fields(values: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:
+    """Yields the dotted names of the values that are not among the known ones."""
     for name, value in values.items():
-        field_type = types[name]
-        if dataclasses.is_dataclass(field_type):
-            fields[name] = from_json(types[name], value, f"{where}: {name}")
-        elif typing.get_origin(field_type) is tuple:
-            # JSON has lists only.
-            fields[name] = tuple(value)
-        elif typing.get_origin(field_type) is Literal and value not in typing.get_args(field_type):
-            choices = ", ".join(map(str, typing.get_args(field_type)))
-            raise InputError(f"{where}: {name} {value!r} is unknown; give one of {choices}")
-    return cls(**fields)
+        if name not in known:
+            yield name
+        elif isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in _unknown_fields(value, known[name]))
 
 
 # Memory

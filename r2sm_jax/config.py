@@ -519,9 +519,10 @@ def check_config(config: Config) -> Config:
             f"--loss.instance {config.loss.instance} leaves the refined kernels untrained; give a "
             "weight above 0, or --model.decoder.no-refine"
         )
-    if config.train.select_on == "test":
+    if config.train.select_on in ("train", "test"):
         raise InputError(
-            "--train.select-on test: test is for releases, never for a choice; give dev"
+            f"--train.select-on {config.train.select_on}: train is learned by heart, test is for "
+            "releases; give dev"
         )
     return config
 

@@ -77,33 +77,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        problem = "there is no such file" if missing else f"cannot read the file ({error.strerror})"
-        raise InputError(f"{path}: {problem}; check the path") from error
-
-
-GIT_LFS = "version https://git-lfs"
-FIRST_BYTES = {
-    GIT_LFS.encode(): "a pointer of Git LFS; get the file itself with git lfs pull",
-    b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
-    b"PK\x03\x04": "a zip archive; unpack it",
-    b"\xfd7zXZ": "compressed with xz; unpack it with unxz",
-    b"BZh": "compressed with bzip2; unpack it with bunzip2",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it with unzstd",
-    bytes(4): "zero bytes, as a broken copy has; copy it again",
-    b"\x80": "a pickle; write its content as JSON",
-    b"<": "a web page or XML; download the file itself",
-}
-"""First bytes of files that are often given in place of JSON or an image -> what they are, and the
-remedy."""
-
-
-def describe_content(content: bytes) -> str:
-    """Says what an unreadable file is, and the remedy; "" if its first bytes do not tell."""
-    content = content.lstrip()
-    if not content:
-        return "empty; download or write it again"
-    return next((what for first, what in FIRST_BYTES.items() if content.startswith(first)), "")
+        raise InputError(f"{path}: {error.strerror}; check the path") from error
 
 
 @contextmanager
@@ -120,56 +94,30 @@ def paused_collection() -> Iterator[None]:
 
 
 def parse_json(content: bytes, where: str, what: str) -> Any:
-    """Parses JSON in UTF-8, or else in Windows-1252, which older tools on Windows write.
+    """Parses JSON in UTF-8.
 
     Args:
+        content: the JSON.
         where: the file or entry, for messages.
         what: the expected content, for messages.
 
-    Raises InputError if it is not JSON, or an object has a key twice, with different values.
+    Raises InputError if it is not JSON, or an object has a key twice, with different values: Python
+    would take the last one.
     """
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) < len(pairs):
-            _refuse_repeated_key(pairs, where)
+            for key, value in pairs:
+                if values[key] != value:
+                    raise InputError(f"{where}: an object has the key {key!r} twice; keep one")
         return values
 
     try:
         with paused_collection():
-            try:
-                return json.loads(content, object_pairs_hook=to_dict)
-            except UnicodeDecodeError:
-                return json.loads(content.decode("cp1252"), object_pairs_hook=to_dict)
+            return json.loads(content, object_pairs_hook=to_dict)
     except (ValueError, RecursionError) as error:
-        if described := describe_content(content):
-            raise InputError(f"{where}: this is not JSON, it is {described}") from error
-        text = content.strip()
-        if text[:1] in (b"{", b"[") and text[-1:] not in (b"}", b"]"):
-            raise InputError(
-                f"{where}: this is not JSON, it ends in the middle ({error}); download or write it "
-                "again"
-            ) from error
-        if str(error).startswith("Extra data"):
-            raise InputError(
-                f"{where}: this is more than one JSON value, perhaps one object a line ({error}); "
-                f"write them as one list (data convert also reads lines, from .jsonl); give {what}"
-            ) from error
         raise InputError(f"{where}: this is not JSON ({error}); give {what}") from error
-
-
-def _refuse_repeated_key(pairs: list[tuple[str, Any]], where: str) -> None:
-    """Raises InputError for the first key of an object that comes again with another value."""
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        # Python would take the last value, and the others would be lost.
-        if key in values and values[key] != value:
-            of_record = f" with id {values['id']}" if isinstance(values.get("id"), int) else ""
-            raise InputError(
-                f"{where}: the key {key!r} is there twice in one object{of_record}, with different "
-                "values; keep one of them"
-            )
-        values[key] = value
 
 
 def load_json(path: Path, what: str) -> Any:

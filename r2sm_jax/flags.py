@@ -12,7 +12,6 @@ import tyro
 
 from r2sm_jax.cli import check_first, parse_flags
 from r2sm_jax.config import LEARNED_HEADS, TextConfig
-from r2sm_jax.errors import InputError
 
 T = TypeVar("T")
 
@@ -161,7 +160,7 @@ class AblateConfig:
 
     quick: bool = False
     """Fewer sentences and steps, and two seeds: minutes instead of half an hour."""
-    heads: tuple[str, ...] = LEARNED_HEADS
+    heads: tuple[Literal["linear", "mlp", "layers", "attention"], ...] = LEARNED_HEADS
     """Heads that decide from the words alone."""
     seeds: int | None = None
     """Trainings of each head; default: 3, or 2 with --quick."""
@@ -208,17 +207,3 @@ def read_flags(cls: type[T]) -> T:
 def check_flags(cls: type) -> None:
     """Parses the flags once and ends the process where there is no more to do, as `check_first`."""
     check_first(lambda: read_flags(cls))
-
-
-def read_ablate_flags() -> AblateConfig:
-    """The flags of `ablate`. Raises InputError as `read_flags`, for a head that does not learn from
-    words, and for numbers below 1."""
-    args = read_flags(AblateConfig)
-    for head in args.heads:
-        if head not in LEARNED_HEADS:
-            names = ", ".join(LEARNED_HEADS)
-            raise InputError(f"--heads {head}: no head of this name learns from words; use {names}")
-    for flag, number in (("--seeds", args.seeds), ("--steps", args.steps)):
-        if number is not None and number < 1:
-            raise InputError(f"{flag} {number}: give at least 1")
-    return args

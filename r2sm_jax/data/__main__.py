@@ -4,10 +4,11 @@ convert|check|stats|show|queries|build|compose|cutouts|complete`."""
 import sys
 from pathlib import Path
 
+import tyro
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.cli import cli_main, deferred, parse_subcommand
+from r2sm_jax.cli import cli_main, refuse_repeated
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.sources import SourceSpec, load_json_split, stored_splits
 from r2sm_jax.tools.check import check
@@ -54,23 +55,22 @@ def main() -> None:
     """Runs the command that the arguments name."""
     convert = SubcommandApp()
     for name, command in FORMATS.items():
-        convert.command(name=name)(deferred(command))
+        convert.command(name=name)(command)
     queries = SubcommandApp()
     for command in (requests, parse, template):
-        queries.command(deferred(command))
+        queries.command(command)
 
     app = SubcommandApp()
     app.command(convert, name="convert")
     for command in (check, stats, show, build, compose, cutouts, complete):
-        app.command(deferred(command))
+        app.command(command)
     app.command(queries, name="queries")
-    run = parse_subcommand(
-        app,
-        sys.argv[1:],
+    refuse_repeated(sys.argv[1:])
+    app.cli(
         prog="python -m r2sm_jax.data",
         description="Tools for datasets of modal and amodal queries.",
+        config=(tyro.conf.FlagCreatePairsOff,),
     )
-    run()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from r2sm_jax.errors import GIT_LFS, InputError, describe_content, read_bytes
+from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import check_query
 
 NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
@@ -19,14 +19,9 @@ def read_query_lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        described = describe_content(read_bytes(path))
-        if described:
-            raise InputError(f"{path}: this is no text, it is {described}") from None
         raise InputError(
             f"{path}: cannot read the query file ({error}); give UTF-8 text, or a .json"
         ) from None
-    if text.startswith(GIT_LFS):
-        raise InputError(f"{path}: this is no query, it is {describe_content(text.encode())}")
 
     # Not splitlines(): editors put U+2028 and vertical tabs inside a sentence.
     for number, line in enumerate(text.split("\n"), start=1):
