@@ -5,11 +5,11 @@ target.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from r2sm_jax.query import MaskType, keyword_mask_type
 from r2sm_jax.synthetic.queries.nouns import lexicon
@@ -46,40 +46,30 @@ def expand_template(
 
 def _expand_choices(template: str, shared_words: Mapping[str, str]) -> Iterator[str]:
     """Replaces the first choice by each of its words, and goes on with each of these templates."""
-    match = _CHOICE.search(template)
-    if match:
-        words = match[1].split("|")
-    else:
-        match = _SHARED_WORD.search(template)
-        if not match or match[1].lower() not in shared_words:
-            yield template
-            return
-        words = shared_words[match[1].lower()].split("|")
-        if match[1][0].isupper():
-            words = [word[0].upper() + word[1:] for word in words]
-
-    for word in words:
+    choice = _CHOICE.search(template)
+    match = choice or _SHARED_WORD.search(template)
+    words = match and (match[1] if choice else shared_words.get(match[1].lower()))
+    if not match or words is None:
+        yield template
+        return
+    for word in words.split("|"):
+        if not choice and match[1][0].isupper():
+            word = word[0].upper() + word[1:]
         chosen = template[: match.start()] + word + template[match.end() :]
         yield from _expand_choices(chosen, shared_words)
 
 
 @cache
 def read_sections(file_name: str) -> dict[str, list[str]]:
-    """The lines of a text file of this package by section ("== …"), without comments.
-
-    Raises ValueError for a line before the first section.
-    """
+    """The lines of a text file of this package by section ("== …"), without comments."""
     text = (files("r2sm_jax.synthetic.queries") / file_name).read_text("utf-8")
     sections: dict[str, list[str]] = {}
-    title = None
+    title = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("=="):
             title = line.removeprefix("==").strip()
-            sections.setdefault(title, [])
         elif line and not line.startswith("#"):
-            if title is None:
-                raise ValueError(f"{file_name}: begin a section first, with '== NAME'")
-            sections[title].append(line)
+            sections.setdefault(title, []).append(line)
     return sections
 
 
@@ -101,7 +91,7 @@ class Phrasebook:
 
     Attributes:
         easy, hard: Wordings by mask type that the keyword rule gets right, and wrong.
-        pairs: Minimal pairs: the wordings of a modal template and of its amodal twin.
+        pairs: Minimal pairs: the wordings of a modal template and of its amodal twin, by type.
         bare: Modal wordings that say nothing about the mask ("Trace {x}."). plain: only "{x}" of
             these, if it is there.
         sets: Hard modal wordings of a whole set of things.
@@ -110,46 +100,34 @@ class Phrasebook:
     """
 
     def __init__(self, file_name: str):
+        sections = dict(read_sections(file_name))
+        self.shared_words = dict(map(_split_name, sections.pop("shared words", ())))
+        self.commands = self._expand_frames(sections.pop("commands", ()))
+        self.questions = self._expand_frames(sections.pop("questions", ()))
+        pairs = sections.pop("pairs", ())
+
         self.easy: dict[MaskType, list[Wording]] = {"modal": [], "amodal": []}
         self.hard: dict[MaskType, list[Wording]] = {"modal": [], "amodal": []}
-        self.pairs: list[tuple[tuple[Wording, ...], tuple[Wording, ...]]] = []
-        try:
-            self._read(read_sections(file_name))
-        except ValueError as error:
-            raise ValueError(f"{file_name}: {error}") from error
+        for title, templates in sections.items():
+            mask_type, family = _split_name(title)
+            for template in templates:
+                self._add(mask_type, template, family)
+        self.pairs: list[dict[MaskType, tuple[Wording, ...]]] = []
+        for lines in zip(pairs[::2], pairs[1::2], strict=True):
+            pair = {}
+            for mask_type, template in map(_split_name, lines):
+                pair[mask_type] = self._add(mask_type, template, "pair")
+            self.pairs.append(pair)
 
         self.bare = [wording for wording in self.easy["modal"] if wording.family == "bare"]
         self.plain = [wording for wording in self.bare if wording.texts == ("{x}",)] or self.bare
         self.sets = [wording for wording in self.hard["modal"] if wording.family == "quantifier"]
 
-    def _read(self, sections: Mapping[str, list[str]]) -> None:
-        shared_lines = sections.get("shared words", [])
-        self.shared_words = dict(_split_name(line, "NAME") for line in shared_lines)
-        self.commands = self._expand_frames(sections.get("commands", []))
-        self.questions = self._expand_frames(sections.get("questions", []))
+    def _expand_frames(self, templates: Iterable[str]) -> list[str]:
+        expanded = (expand_template(template, {"w"}, self.shared_words) for template in templates)
+        return [text for texts in expanded for text in texts]
 
-        for title, templates in sections.items():
-            if title in ("shared words", "commands", "questions", "pairs"):
-                continue
-            mask_type, family = _split_mask_type(title)
-            for template in templates:
-                self._add(mask_type, template, family)
-
-        pairs = sections.get("pairs", [])
-        if len(pairs) % 2:
-            raise ValueError("a pair lacks its second line")
-        for modal, amodal in zip(pairs[::2], pairs[1::2], strict=True):
-            modal_wordings = self._add(*_split_mask_type(modal, "modal"), "pair")
-            amodal_wordings = self._add(*_split_mask_type(amodal, "amodal"), "pair")
-            self.pairs.append((modal_wordings, amodal_wordings))
-
-    def _expand_frames(self, templates: list[str]) -> list[str]:
-        frames: list[str] = []
-        for template in templates:
-            frames += expand_template(template, {"w"}, self.shared_words)
-        return frames
-
-    def _add(self, mask_type: MaskType, template: str, family: str) -> tuple[Wording, ...]:
+    def _add(self, mask_type: Any, template: str, family: str) -> tuple[Wording, ...]:
         """Adds the easy and the hard wording of a template, where there are any."""
         texts = expand_template(template.removeprefix("~"), FIELDS, self.shared_words)
         needs = set(re.findall(r"{(\w+)}", "".join(texts)))
@@ -168,27 +146,10 @@ class Phrasebook:
         return tuple(added)
 
 
-def _split_name(line: str, expected: str) -> tuple[str, str]:
+def _split_name(line: str) -> tuple[Any, str]:
     """The parts of "NAME: TEXT"."""
-    name, _, text = line.partition(":")
-    if not text.strip():
-        raise ValueError(f"{line!r}: expected '{expected}: …'")
+    name, text = line.split(":", 1)
     return name, text.strip()
-
-
-def _split_mask_type(
-    line: str, expected: Literal["modal", "amodal", "modal or amodal"] = "modal or amodal"
-) -> tuple[MaskType, str]:
-    """The parts of "modal: TEXT" or "amodal: TEXT".
-
-    Raises ValueError for a line that has not the `expected` type before its colon.
-    """
-    name, text = _split_name(line, expected)
-    if name == "modal" and expected != "amodal":
-        return "modal", text
-    if name == "amodal" and expected != "modal":
-        return "amodal", text
-    raise ValueError(f"{line!r}: expected '{expected}: …'")
 
 
 @cache

@@ -1,7 +1,7 @@
 """Names of objects: "the red mug", "the striped thing", "the vehicle".
 
-A name is used only if no other object of the image could be called so. `PhraseWriter` (phrases.py)
-adds positions, uses and relations.
+A name is used only if no other object of the image could be called so. phrases.py adds positions,
+uses and relations.
 """
 
 from collections.abc import Sequence
@@ -60,8 +60,7 @@ class NameWriter:
         self.rng = rng
         self.held_out = held_out
         self.words = read_toml("phrases.toml")
-        # Anchors are asked for often, and finding them draws no random number.
-        self._anchors: dict[int, list[str]] = {}
+        self._anchors: dict[int, list[str]] = {}  # of each object; they are asked for often
 
     def name(self, target: ObjectFacts) -> Phrase | None:
         """Class, colour and pattern: "the red mug", "the striped thing"."""
@@ -79,23 +78,17 @@ class NameWriter:
         has_pattern = target.pattern not in (None, "plain")
         if has_pattern or self.rng.random() >= 1 - PLAIN_SHARE:
             options += [(None, target.pattern), (target.colour, target.pattern)]
-        if noun in self.words["anything"]:
+        if for_anything:
             options = [option for option in options if option != (None, None)]
-
-        unique = [
-            (colour, pattern)
-            for colour, pattern in options
-            if self.objects.matching(ids, colour, pattern) == (target.id,)
-        ]
+        unique = [o for o in options if self.objects.matching(ids, *o) == (target.id,)]
         if not unique:
             return None
-        before, after = self.adjectives(*pick(self.rng, unique))
-        return self.singular(target, noun, before, after)
+        return self.singular(target, noun, *self.adjectives(*pick(self.rng, unique)))
 
     def absent_name(self, category: str) -> Phrase | None:
         """The name of a class that the image lacks; None if it could mean another object."""
-        entry = lexicon_entry(clean_name(category))
-        nouns = [noun for noun in self.nouns(entry) if not self.objects.named(noun)]
+        nouns = self.nouns(lexicon_entry(clean_name(category)))
+        nouns = [noun for noun in nouns if not self.objects.named(noun)]
         if not nouns:
             return None
         noun = pick(self.rng, nouns)

@@ -15,6 +15,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import msgspec
+
 _PREPOSITION = re.compile(r"\s+(?:of|in|on|with|behind|at|from|for|under|by|near|to|and)\s+")
 _WORD = re.compile(r"[^\W_]+")
 _SINGULAR_ENDINGS = ("ss", "us", "is", "'s", "lens", "canvas")
@@ -56,19 +58,16 @@ def lexicon() -> Lexicon:
     tables = dict(read_toml("lexicon.toml"))
     for name, more in read_toml("lexicon_objects.toml").items():
         tables[name] = tables[name] | more
-    tables["classes"] = {
-        name: LexiconEntry(classes=[name], **entry) for name, entry in tables["classes"].items()
-    }
-    tables["groups"] = {name: LexiconEntry(**entry) for name, entry in tables["groups"].items()}
-    return Lexicon(**tables)
+    for name, entry in tables["classes"].items():
+        entry["classes"] = [name]
+    return msgspec.convert(tables, Lexicon)
 
 
 def lexicon_entry(name: str) -> LexiconEntry:
     """The entry of a class in the lexicon, or its name alone."""
-    if name in lexicon().classes:
-        return lexicon().classes[name]
     nouns = [name] if name else []
-    return LexiconEntry([name], nouns=nouns, held_out_nouns=nouns)
+    alone = LexiconEntry([name], nouns=nouns, held_out_nouns=nouns)
+    return lexicon().classes.get(name, alone)
 
 
 def clean_name(name: str) -> str:
@@ -158,9 +157,6 @@ def _name_pattern(name: str) -> re.Pattern[str]:
     # More spellings than English has do no harm: nobody writes "mouses" but for mice.
     *first, last = words
     last_words = {last, last + "s", last + "es", plural(last)}
-    last_words.add(re.sub("y$", "ies", last))
-    last_words.add(re.sub("fe?$", "ves", last))
-    spellings = [
-        r"[\s_-]*".join(map(re.escape, (*first, last_word))) for last_word in sorted(last_words)
-    ]
+    last_words |= {re.sub("y$", "ies", last), re.sub("fe?$", "ves", last)}
+    spellings = [r"[\s_-]*".join((*first, word)) for word in sorted(last_words)]
     return re.compile(rf"(?<![^\W_])(?:{'|'.join(spellings)})(?![^\W\d_])")

@@ -10,11 +10,15 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from r2sm_jax.synthetic.queries.names import NameWriter, Phrase, join_words
-from r2sm_jax.synthetic.queries.nouns import is_plural, lexicon, plural, read_toml
-from r2sm_jax.synthetic.queries.objects import ImageObjects, ObjectFacts, is_clearly_larger
-from r2sm_jax.synthetic.random_choice import pick
+from r2sm_jax.synthetic.queries.nouns import is_plural, lexicon, plural
+from r2sm_jax.synthetic.queries.objects import ObjectFacts, is_clearly_larger
+from r2sm_jax.synthetic.random_choice import choose, pick
 
 # Shares of the draws.
+KIND_SHARES = np.cumsum((0.45, 0.15, 0.15, 0.15, 0.1))
+"""Of names, positions, phrases about hiding, uses, and phrases for several objects."""
+POSITION_SHARES = np.cumsum((0.3, 0.3, 0.28, 0.12))
+"""Of sizes, outermost objects, relations to one object, places between two."""
 DIRECTION_BEFORE_SHARE = 0.4  # of outermost objects, the direction before the noun: "leftmost mug"
 CLASS_FUNCTION_SHARE = 0.6  # of uses, that of the class and not of a group that it belongs to
 BOTH_SHARE = 0.2  # of two names, "both" before them
@@ -30,19 +34,8 @@ MAX_TARGETS = 5  # of a phrase that does not name a class
 MAX_TARGETS_OF_CLASS = 50
 
 
-class PhraseWriter:
-    """Writes random phrases for the objects of one image, in training words or held-out ones.
-
-    Every method draws from `rng` in a fixed order. Another order gives other sentences for the same
-    seed.
-    """
-
-    def __init__(self, objects: ImageObjects, rng: np.random.Generator, held_out: bool):
-        self.objects = objects
-        self.rng = rng
-        self.held_out = held_out
-        self.words = read_toml("phrases.toml")
-        self.names = NameWriter(objects, rng, held_out)
+class PhraseWriter(NameWriter):
+    """Writes random phrases for the objects of one image: names, places, uses and sets."""
 
     def phrase(self, allowed_ids: Set[int]) -> Phrase | None:
         """A phrase for a random target of these, in half of the draws for a partly hidden one.
@@ -56,22 +49,12 @@ class PhraseWriter:
 
         # Kinds that often find no phrase, such as positions, get several attempts, so that they do
         # not become much rarer than their share.
-        shares = (
-            (0.45, self.names.name),
-            (0.15, self._position),
-            (0.15, self._occlusion),
-            (0.15, self._reasoning),
-            (0.10, self._several),
-        )
-        draw = self.rng.random()
-        for share, write in shares:
-            draw -= share
-            if draw < 0:
-                for _ in range(MAX_ATTEMPTS):
-                    phrase = write(target)
-                    if phrase is not None:
-                        return phrase
-                return None
+        kinds = (self.name, self._position, self._occlusion, self._reasoning, self._several)
+        write = kinds[choose(self.rng, KIND_SHARES)]
+        for _ in range(MAX_ATTEMPTS):
+            phrase = write(target)
+            if phrase is not None:
+                return phrase
         return None
 
     def _others(self, target: ObjectFacts, ids: frozenset[int]) -> list[ObjectFacts]:
@@ -82,21 +65,15 @@ class PhraseWriter:
 
     def _position(self, target: ObjectFacts) -> Phrase | None:
         """Size or position among its class, or a position relative to other objects."""
-        named = self.names.noun(target)
+        named = self.noun(target)
         if named is None:
             return None
-        noun, ids = named
-        draw = self.rng.random()
-        if draw < 0.30:
-            return self._size(target, noun, self._others(target, ids))
-        if draw < 0.60:
-            return self._outermost(target, noun, self._others(target, ids))
-        if draw < 0.88:
-            return self._relation(target, noun, ids)
-        return self._between(target, noun, ids)
+        kinds = (self._size, self._outermost, self._relation, self._between)
+        return kinds[choose(self.rng, POSITION_SHARES)](target, *named)
 
-    def _size(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
+    def _size(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         """The largest or smallest of its class: "the biggest mug", "the smaller mug" of two."""
+        others = self._others(target, ids)
         if not others or is_plural(noun):
             return None
         of_two = len(others) == 1
@@ -106,29 +83,26 @@ class PhraseWriter:
             degree = "smaller" if of_two else "smallest"
         else:
             return None
-        return self.names.singular(target, noun, before=pick(self.rng, self.words["size"][degree]))
+        return self.singular(target, noun, before=pick(self.rng, self.words["size"][degree]))
 
-    def _outermost(
-        self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]
-    ) -> Phrase | None:
+    def _outermost(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         """The first of its class in a direction: "the leftmost mug", "the mug at the top"."""
+        others = ids - {target.id}
         if not others:
             return None
         for words in self.words["direction"]:
-            gaps = [
-                self.objects.gap(other.id, target.id, words["axis"], words["sign"])[0]
-                for other in others
-            ]
+            axis, sign = words["axis"], words["sign"]
+            gaps = [self.objects.gap(other, target.id, axis, sign)[0] for other in others]
             if min(gaps) > MIN_DIRECTION_GAP:
                 if self.rng.random() < DIRECTION_BEFORE_SHARE:
-                    return self.names.singular(target, noun, before=words["before"])
-                return self.names.singular(target, noun, after=pick(self.rng, words["after"]))
+                    return self.singular(target, noun, before=words["before"])
+                return self.singular(target, noun, after=pick(self.rng, words["after"]))
         return None
 
     def _relation(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         """The only one of its class in a direction from another one: "the mug above the book"."""
         other = pick(self.rng, self.objects.all)
-        anchor = None if other.id in ids else self.names.anchor(other)
+        anchor = None if other.id in ids else self.anchor(other)
         if anchor is None:
             return None
 
@@ -142,7 +116,7 @@ class PhraseWriter:
             is_clear = gap(other.id, target.id, axis, sign)[0] > min_gap
             if is_clear and all(gap(other.id, i, axis, sign)[1] < 0.0 for i in rest):
                 relation = pick(self.rng, words["relation"])
-                return self.names.singular(target, noun, after=f"{relation} {anchor}")
+                return self.singular(target, noun, after=f"{relation} {anchor}")
         return None
 
     def _between(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
@@ -151,16 +125,17 @@ class PhraseWriter:
         if len(others) < 2:
             return None
         first, last = (others[int(i)] for i in self.rng.choice(len(others), 2, replace=False))
-        first_name = self.names.anchor(first)
-        last_name = self.names.anchor(last)
+        first_name = self.anchor(first)
+        last_name = self.anchor(last)
         if first_name is None or last_name is None:
             return None
-        if not self.objects.is_between(first.id, last.id, target.id, MIN_BETWEEN_GAP):
+        ends = first.id, last.id
+        if not self.objects.is_between(*ends, target.id, MIN_BETWEEN_GAP):
             return None
-        for i in ids - {target.id}:
-            if self.objects.could_be_between(first.id, last.id, i, -MAX_BETWEEN_DOUBT):
-                return None
-        return self.names.singular(target, noun, after=f"between {first_name} and {last_name}")
+        rest = ids - {target.id}
+        if any(self.objects.could_be_between(*ends, i, -MAX_BETWEEN_DOUBT) for i in rest):
+            return None
+        return self.singular(target, noun, after=f"between {first_name} and {last_name}")
 
     # Phrases for one object by what hides it or what it hides.
 
@@ -170,50 +145,38 @@ class PhraseWriter:
         No phrase says that its target is partly hidden: that would make the query amodal
         (docs/intent.md).
         """
-        named = self.names.noun(target)
+        named = self.noun(target)
         if named is None:
             return None
         noun, ids = named
         rivals = self._others(target, ids)
         draw = self.rng.random()
-        if draw < FULL_VIEW_SHARE:
-            return self._in_full_view(target, noun, rivals)
         is_behind = draw < FULL_VIEW_SHARE + BEHIND_SHARE
-        partners = self._objects_in_front(target) if is_behind else self._objects_behind(target)
-        partners = [other for other in partners if other.id not in ids]
-        if not partners:
+        partners = []
+        for other in self.objects.all:
+            front, rear = (other, target) if is_behind else (target, other)
+            # Only what is clearly hidden is said to be behind something.
+            if rear.is_partly_hidden and front.id in rear.hidden_by and other.id not in ids:
+                partners.append(other)
+        if draw < FULL_VIEW_SHARE or not partners:
             return self._in_full_view(target, noun, rivals)
 
         other = pick(self.rng, partners)
-        anchor = self.names.anchor(other)
+        anchor = self.anchor(other)
         if anchor is None:
             return None
         words = self.words["occlusion"]
         if is_behind:
-            if any(other.id in rival.hidden_by for rival in rivals):
-                return None
+            is_shared = any(other.id in rival.hidden_by for rival in rivals)
             relations = words["behind"]
             if not is_plural(noun):
                 relations = relations + words["behind_singular"]
         else:
-            if any(rival.id in other.hidden_by for rival in rivals):
-                return None
+            is_shared = any(rival.id in other.hidden_by for rival in rivals)
             relations = words["in_front"]
-        return self.names.singular(target, noun, after=f"{pick(self.rng, relations)} {anchor}")
-
-    def _objects_in_front(self, target: ObjectFacts) -> list[ObjectFacts]:
-        """The objects that hide a part of the target, if a part of it is hidden that one sees."""
-        if not target.is_partly_hidden:
-            return []
-        return [other for other in self.objects.all if other.id in target.hidden_by]
-
-    def _objects_behind(self, target: ObjectFacts) -> list[ObjectFacts]:
-        """The partly hidden objects of which the target hides a part."""
-        return [
-            other
-            for other in self.objects.all
-            if target.id in other.hidden_by and other.is_partly_hidden
-        ]
+        if is_shared:
+            return None
+        return self.singular(target, noun, after=f"{pick(self.rng, relations)} {anchor}")
 
     def _in_full_view(
         self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]
@@ -224,7 +187,7 @@ class PhraseWriter:
         if not all(other.occlusion > MIN_HIDDEN_OF_OTHERS for other in others):
             return None
         words = pick(self.rng, self.words["occlusion"]["clear"])
-        return self.names.singular(target, noun, after=words)
+        return self.singular(target, noun, after=words)
 
     # Phrases that do not name the class.
 
@@ -267,18 +230,14 @@ class PhraseWriter:
         if not all(facts.uses or facts.ideas for facts in self.objects.all):
             return None
         # An idea that sounds like the name of a class would give the class away.
-        names = set(" ".join(self.objects.category.values()).split())
+        names = " ".join(self.objects.category.values()).split()
         ideas = [idea for idea in target.ideas if not _resembles(idea, names)]
         choices = [*target.uses, *ideas]
         if not choices:
             return None
 
         words = pick(self.rng, choices)
-        ids = tuple(
-            i
-            for i, facts in sorted(self.objects.by_id.items())
-            if words in facts.uses or words in facts.ideas
-        )
+        ids = [facts.id for facts in self.objects.all if words in facts.uses + facts.ideas]
         many = len(ids) > 1
         templates = self.words["reasoning"]
         head = pick(self.rng, templates["several"] if many else templates["one"])
@@ -289,7 +248,7 @@ class PhraseWriter:
             return None  # its verb is for one
         if len(ids) > MAX_TARGETS:
             return None
-        return Phrase(f"{head} {words}", ids, many, reasoning=True)
+        return Phrase(f"{head} {words}", tuple(sorted(ids)), many, reasoning=True)
 
     # Phrases for several objects.
 
@@ -301,19 +260,18 @@ class PhraseWriter:
         # "The red things" needs the colours of all objects. They are known in drawn scenes, whose
         # classes are all in the lexicon.
         for_anything = draw < 0.5 and self.objects.in_lexicon
-        named = self.names.noun(target, for_anything)
+        named = self.noun(target, for_anything)
         if named is None:
             return None
         noun, ids = named
 
         # A class alone is twice as likely, but "all the things" alone means nothing.
-        means_anything = noun in self.words["anything"]
         options = [(target.colour, None), (None, target.pattern)]
-        if not means_anything:
+        if not for_anything:
             options += [(None, None), (None, None)]
         colour, pattern = pick(self.rng, options)
         has_adjective = colour is not None or pattern is not None
-        if means_anything and not has_adjective:
+        if for_anything and not has_adjective:
             return None
 
         matching = self.objects.matching(ids, colour, pattern)
@@ -325,24 +283,22 @@ class PhraseWriter:
             if (colour and not facts.colour) or (pattern and not facts.pattern):
                 return None  # it may have another one
 
-        before, after = self.names.adjectives(colour, pattern)
-        bare = join_words(before, plural(noun), after)
-        determiner = pick(self.rng, self._determiners(noun, len(matching)))
-        return Phrase(f"{determiner} {bare}", matching, plural=True, bare=bare)
-
-    def _determiners(self, noun: str, count: int) -> list[str]:
-        """The words that may stand before the plural of a noun that means all `count` objects."""
+        nouns = plural(noun)
+        before, after = self.adjectives(colour, pattern)
+        bare = join_words(before, nouns, after)
         words = self.words["determiners"]
-        if is_plural(noun) or not 2 <= count <= 5:
-            return words["always"]
-        by_count = words["unchanged"] if plural(noun) == noun else words["changed"]
-        return words["always"] + by_count[count - 2]
+        determiners = words["always"]
+        if not is_plural(noun) and len(matching) <= 5:
+            by_count = words["unchanged" if nouns == noun else "changed"]
+            determiners = determiners + by_count[len(matching) - 2]
+        determiner = pick(self.rng, determiners)
+        return Phrase(f"{determiner} {bare}", matching, plural=True, bare=bare)
 
     def _two_names(self, target: ObjectFacts) -> Phrase | None:
         """The target and another object by their names: "the red mug and the hat"."""
         others = [other for other in self.objects.all if other.id != target.id] or [target]
-        first = self.names.name(target)
-        second = self.names.name(pick(self.rng, others))
+        first = self.name(target)
+        second = self.name(pick(self.rng, others))
         if first is None or second is None or first.ids == second.ids:
             return None
         start = "both " if self.rng.random() < BOTH_SHARE else ""
@@ -350,10 +306,8 @@ class PhraseWriter:
         return Phrase(f"{start}{first.text} and {second.text}", ids, plural=True)
 
 
-def _resembles(idea: str, names: Set[str]) -> bool:
+def _resembles(idea: str, names: Sequence[str]) -> bool:
     """Whether a word of an idea and a class name begin alike: "sunny" and "sun"."""
-    for word in idea.split():
-        for name in names:
-            if word.startswith(name) or name.startswith(word):
-                return True
-    return False
+    return any(
+        word.startswith(name) or name.startswith(word) for word in idea.split() for name in names
+    )

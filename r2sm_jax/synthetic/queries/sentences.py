@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, cast
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from r2sm_jax.query import MASK_TYPES, MaskType, Sentence
@@ -67,7 +68,7 @@ def intent_sentences(name: SentenceList = "development") -> tuple[Sentence, ...]
         delimiter="\t",
         quoting=csv.QUOTE_NONE,
     )
-    return tuple(Sentence(**{"reason": ""} | cast(Any, row)) for row in rows)
+    return msgspec.convert(list(rows), tuple[Sentence, ...])
 
 
 def written_sentences() -> tuple[Sentence, ...]:
@@ -81,15 +82,11 @@ def text_only_templates() -> dict[str, tuple[str, ...]]:
     words = read_sections("words.txt")
     fields = FIELDS | words.keys()
     shared_words = phrasebook("wordings").shared_words
-
-    templates: dict[str, tuple[str, ...]] = {}
+    templates = {}
     for title, lines in (words | read_sections("text_only_queries.txt")).items():
-        texts: list[str] = []
-        for line in lines:
-            texts += expand_template(line, fields, shared_words)
-        templates[title] = tuple(texts)
-    templates["nothing"] = tuple(read_sections("nothing.txt")["nothing"])
-    return templates
+        expanded = [expand_template(line, fields, shared_words) for line in lines]
+        templates[title] = tuple(text for texts in expanded for text in texts)
+    return templates | {"nothing": tuple(read_sections("nothing.txt")["nothing"])}
 
 
 # Sentences for training
@@ -160,9 +157,8 @@ def _sentences_from_wordings(rng: np.random.Generator, book: Phrasebook) -> Iter
     fields = _make_target(rng)
     wordings: dict[MaskType, Wording] = {}
     if rng.random() < PAIR_SHARE:
-        modal, amodal = pick(rng, book.pairs)
-        wordings["modal"] = pick(rng, modal)
-        wordings["amodal"] = pick(rng, amodal)
+        pair = pick(rng, book.pairs)
+        wordings = {mask_type: pick(rng, pair[mask_type]) for mask_type in MASK_TYPES}
     else:
         mask_type = pick(rng, MASK_TYPES)
         wordings[mask_type] = _choose_wording(rng, book, mask_type)
@@ -186,11 +182,10 @@ def _choose_wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskT
         section = "amodal: casual" if mask_type == "amodal" else "modal: nothing guessed"
         return Wording((pick(rng, templates[section]),), "casual")
 
-    wordings = book.hard[mask_type] if rng.random() < 0.5 else book.easy[mask_type]
+    wordings = (book.hard if rng.random() < 0.5 else book.easy)[mask_type]
     # Half of the draws take every family of meaning equally often, however many wordings it has.
     if rng.random() < 0.5:
-        families = list(dict.fromkeys(wording.family for wording in wordings))
-        family = pick(rng, families)
+        family = pick(rng, list(dict.fromkeys(wording.family for wording in wordings)))
         wordings = [wording for wording in wordings if wording.family == family]
     return pick(rng, wordings)
 
@@ -207,8 +202,7 @@ def _make_target(rng: np.random.Generator) -> dict[str, str]:
         return _make_fields(rng, _fill(rng, purpose), noun)
     if draw < PURPOSE_SHARE + USE_QUESTION_SHARE:
         fields = _make_fields(rng, "it", "thing")
-        fields["lead"] = _pick_text(rng, "questions about use")
-        return fields
+        return fields | {"lead": _pick_text(rng, "questions about use")}
     return _make_thing_or_person(rng)
 
 
@@ -225,8 +219,7 @@ def _make_thing_or_person(rng: np.random.Generator) -> dict[str, str]:
     is_group = rng.random() < 0.05
     determiner = "the"
     if rng.random() >= 0.65:
-        number = "several" if is_several else "one"
-        determiner = _pick_text(rng, f"determiners of {number}")
+        determiner = _pick_text(rng, f"determiners of {'several' if is_several else 'one'}")
     text = _pick_text(rng, "groups") if is_group else f"{determiner} {bare}".strip()
 
     num_places = int(rng.random() < 0.5) + int(rng.random() < 0.12)
@@ -247,16 +240,15 @@ def _make_fields(
 ) -> dict[str, str]:
     """The fields of a target that is called `text`, or `bare` without its article."""
     is_several = pronoun == "them"
-    fields = agreement(pronoun)
-    fields["x"] = text
-    fields["pl"] = "s" if is_several else ""
-    fields["poss"] = text + ("'" if is_several else "'s")
-    fields["n"] = bare
-    fields["y"] = "the " + _pick_text(rng, "front")
-    fields["hidden"] = ""
-    if is_several:
-        fields["ns"] = bare
-    return fields
+    fields = agreement(pronoun) | {
+        "x": text,
+        "pl": "s" if is_several else "",
+        "poss": text + ("'" if is_several else "'s"),
+        "n": bare,
+        "y": "the " + _pick_text(rng, "front"),
+        "hidden": "",
+    }
+    return fields | {"ns": bare} if is_several else fields
 
 
 def _pick_text(rng: np.random.Generator, section: str) -> str:
@@ -310,8 +302,7 @@ def _misspell(rng: np.random.Generator, text: str) -> str:
     letters = list(text)
     num_mistakes = rng.integers(1, 4)
     for position in rng.integers(1, max(2, len(letters) - 2), num_mistakes):
-        # Each dropped letter makes the text shorter.
-        at = int(min(position, len(letters) - 2))
+        at = int(min(position, len(letters) - 2))  # each dropped letter makes the text shorter
         draw = rng.random()
         if draw < 0.4:
             del letters[at]

@@ -5,6 +5,7 @@ and a wording that carries the mask type. Target and phrase are chosen without r
 so that only the wording tells it.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -67,6 +68,9 @@ WHAT_QUESTION_SHARE = 0.2
 CAPITALISED_SHARE = 0.25
 LOWER_CASE_SHARE = 0.2
 MAX_QUESTION_LENGTH = 50  # characters; "… for me?" does not fit behind anything longer
+# Noun phrases that fit into no command and no question begin or end so.
+STANDS_ALONE_BEFORE = ("a mask", "the mask", "no ", "what about")
+STANDS_ALONE_AFTER = ("please", "thank you")
 
 
 def write_queries(
@@ -97,13 +101,11 @@ def write_queries(
     allowed: dict[MaskType, set[int]] = {
         t: ids.difference(forbidden.get(t, ())) for t in MASK_TYPES
     }
-    num_left = _divide_evenly(count, rng)
-    if not allowed["amodal"]:
-        num_left["amodal"] = 0
-        num_left["modal"] = count if allowed["modal"] else 0
-    elif not allowed["modal"]:
-        num_left["modal"] = 0
-        num_left["amodal"] = count
+    num_left: dict[MaskType, int] = dict.fromkeys(MASK_TYPES, count // 2)
+    num_left[pick(rng, MASK_TYPES)] += count % 2
+    possible_types: list[MaskType] = [t for t in MASK_TYPES if allowed[t]]
+    if len(possible_types) < 2:
+        num_left = dict.fromkeys(possible_types, count)
 
     by_text: dict[str, Query] = {}
     # Attempts fail where a phrase does not fit, or a sentence comes again. Images with few objects
@@ -122,14 +124,6 @@ def write_queries(
     queries = list(by_text.values())
     shuffled = [queries[int(k)] for k in rng.permutation(len(queries))]
     return _number(shuffled, first_id)
-
-
-def _divide_evenly(count: int, rng: np.random.Generator) -> dict[MaskType, int]:
-    """How many of `count` queries are of each type; a random type gets the odd one."""
-    num_left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
-    odd_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
-    num_left[odd_type] += count % 2
-    return num_left
 
 
 def write_absent_queries(
@@ -154,12 +148,10 @@ def write_absent_queries(
     for k in rng.permutation(len(absent)):
         if len(by_text) == count:
             break
-        mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
-        phrase = writer.phrases.names.absent_name(absent[int(k)])
-        if phrase is None:
-            continue
-        query = writer.word(phrase, mask_type)
-        if query is not None:
+        mask_type = pick(rng, MASK_TYPES)
+        phrase = writer.phrases.absent_name(absent[int(k)])
+        query = phrase and writer.word(phrase, mask_type)
+        if query:
             by_text[query.text] = query
     return _number(list(by_text.values()), first_id)
 
@@ -184,8 +176,7 @@ class _QueryWriter:
             self.book = phrasebook("test")
         else:
             self.book = phrasebook("held_out" if held_out else "wordings")
-        self.objects = ImageObjects(objects)
-        self.phrases = PhraseWriter(self.objects, rng, held_out)
+        self.phrases = PhraseWriter(ImageObjects(objects), rng, held_out)
 
     def write(
         self, num_left: Mapping[MaskType, int], allowed: Mapping[MaskType, set[int]]
@@ -196,8 +187,7 @@ class _QueryWriter:
         phrase that fits no type, or no wording; the caller tries again.
         """
         open_types: list[MaskType] = [t for t, number in num_left.items() if number > 0]
-        allowed_ids = set().union(*(allowed[mask_type] for mask_type in open_types))
-        phrase = self.phrases.phrase(allowed_ids)
+        phrase = self.phrases.phrase(set().union(*(allowed[t] for t in open_types)))
         if phrase is None:
             return []
         if self.all_hard and KEYWORDS.search(f"{phrase.lead} {phrase.text}"):
@@ -218,15 +208,12 @@ class _QueryWriter:
         # only if the number of draws does (tests/test_unchanged.py).
         pair: Mapping[MaskType, Sequence[Wording]] = {}
         if self.book.pairs and self.rng.random() < PAIR_SHARE:
-            modal, amodal = pick(self.rng, self.book.pairs)
-            if are_twins:
-                pair = {"modal": modal, "amodal": amodal}
+            pair = pick(self.rng, self.book.pairs)
+        if not are_twins:
+            pair = {}
 
-        queries = []
-        for mask_type in mask_types:
-            query = self.word(phrase, mask_type, preferred=pair.get(mask_type, ()))
-            if query is not None:
-                queries.append(query)
+        worded = [self.word(phrase, t, preferred=pair.get(t, ())) for t in mask_types]
+        queries = [query for query in worded if query is not None]
         # One twin without the other would leave a phrase that occurs with one type only.
         return queries if len(queries) == len(mask_types) else []
 
@@ -237,7 +224,12 @@ class _QueryWriter:
 
         Returns None if the keyword rule gets the type right where it must not (`val_hard`).
         """
-        wording, fields = self._choose_wording(phrase, mask_type)
+        is_from_hard = self.all_hard or self.rng.random() < HARD_SHARE
+        fields = self._make_fields(phrase, mask_type)
+        wordings = self._choose_wordings(mask_type, is_from_hard, is_set="ns" in fields)
+        wording = pick(self.rng, wordings)
+        while not wording.needs <= fields.keys():  # this ends: every list has some with {x} alone
+            wording = pick(self.rng, wordings)
         if preferred:
             candidate = pick(self.rng, preferred)
             if candidate.needs <= fields.keys():
@@ -257,26 +249,13 @@ class _QueryWriter:
         }
         return Query(0, text, mask_type, phrase.ids, kind)  # `_number` gives it its id
 
-    def _choose_wording(
-        self, phrase: Phrase, mask_type: MaskType
-    ) -> tuple[Wording, dict[str, str]]:
-        """A random wording whose fields the phrase can fill, and these fields."""
-        is_from_hard = self.all_hard or self.rng.random() < HARD_SHARE
-        fields = self._make_fields(phrase, mask_type)
-        if mask_type == "modal":
-            wordings = self._choose_modal_wordings(is_from_hard, is_set="ns" in fields)
-        else:
-            wordings = self.book.hard["amodal"] if is_from_hard else self.book.easy["amodal"]
-
-        # This ends: every list has wordings with {x} alone.
-        while True:
-            wording = pick(self.rng, wordings)
-            if wording.needs <= fields.keys():
-                return wording, fields
-
-    def _choose_modal_wordings(self, is_from_hard: bool, is_set: bool) -> Sequence[Wording]:
-        """A list of modal wordings to pick from; `is_set` says that the target is a set."""
+    def _choose_wordings(
+        self, mask_type: MaskType, is_from_hard: bool, is_set: bool
+    ) -> Sequence[Wording]:
+        """A list of wordings to pick from; `is_set` says that the target is a set."""
         book = self.book
+        if mask_type == "amodal":
+            return book.hard["amodal"] if is_from_hard else book.easy["amodal"]
         if is_from_hard:
             says_whole_set = is_set and self.rng.random() < WHOLE_SET_SHARE
             return book.sets if says_whole_set else book.hard["modal"]
@@ -299,27 +278,26 @@ class _QueryWriter:
             fields["poss"] = phrase.possessive
         if phrase.bare:
             fields["n" if is_single else "ns"] = phrase.bare
-        if any(self.objects.by_id[i].is_partly_hidden for i in phrase.ids):
+        targets = [self.phrases.objects.by_id[i] for i in phrase.ids]
+        if any(target.is_partly_hidden for target in targets):
             fields["hidden"] = ""
-        if len(phrase.ids) == 1:
-            front = self._name_object_in_front(phrase, mask_type)
-            if front:
+        if len(targets) == 1:
+            front = self._name_object_in_front(targets[0], mask_type)
+            if front and front not in phrase.text:
                 fields["y"] = front
         return fields
 
-    def _name_object_in_front(self, phrase: Phrase, mask_type: MaskType) -> str | None:
-        """The name of an object that hides the single target, if the phrase lacks it."""
-        target = self.objects.by_id[phrase.ids[0]]
+    def _name_object_in_front(self, target: ObjectFacts, mask_type: MaskType) -> str | None:
+        """The name of an object that hides the target."""
         if not target.is_partly_hidden:
             return None
-        fronts = [i for i in target.hidden_by if i in self.objects.by_id]
+        by_id = self.phrases.objects.by_id
+        fronts = [i for i in target.hidden_by if i in by_id]
         # An amodal wording asks to think away this object alone, so nothing else may hide the
         # target.
-        is_only_one = len(fronts) == len(target.hidden_by) == 1
-        if not fronts or (mask_type == "amodal" and not is_only_one):
+        if not fronts or (mask_type == "amodal" and len(target.hidden_by) > 1):
             return None
-        name = self.phrases.names.anchor(self.objects.by_id[pick(self.rng, fronts)])
-        return name if name and name not in phrase.text else None
+        return self.phrases.anchor(by_id[pick(self.rng, fronts)])
 
     def _make_sentence(
         self, wording: Wording, phrase: Phrase, fields: dict[str, str]
@@ -350,32 +328,21 @@ class _QueryWriter:
             return text, "command"
         if text.endswith("?"):
             return text, "question"
-        if _stands_alone(text):
+        if text.startswith(STANDS_ALONE_BEFORE) or text.endswith(STANDS_ALONE_AFTER):
             return text, "noun phrase"
 
         if draw < COMMAND_SHARE:
             return pick(self.rng, self.book.commands).format(w=text), "command"
-        has_clauses = ";" in text or ":" in text
-        if draw < COMMAND_SHARE + QUESTION_SHARE and not has_clauses:
-            return pick(self.rng, self._questions_for(text)).format(w=text), "question"
+        if draw < COMMAND_SHARE + QUESTION_SHARE and not re.search("[;:]", text):
+            questions = self.book.questions
+            if "," in text or len(text) >= MAX_QUESTION_LENGTH:
+                questions = [question for question in questions if question.endswith("{w}?")]
+            return pick(self.rng, questions).format(w=text), "question"
         if draw < COMMAND_SHARE + QUESTION_SHARE + WHAT_QUESTION_SHARE and is_what_clause:
             return text + "?", "question"
         return text, "noun phrase"
-
-    def _questions_for(self, text: str) -> list[str]:
-        """The questions that a noun phrase fits into; a long one has to come last."""
-        if "," not in text and len(text) < MAX_QUESTION_LENGTH:
-            return self.book.questions
-        return [question for question in self.book.questions if question.endswith("{w}?")]
 
 
 def _capitalise(text: str) -> str:
     """The text with a capital at its start. `str.capitalize` would change other letters too."""
     return text[0].upper() + text[1:]
-
-
-def _stands_alone(text: str) -> bool:
-    """Whether a noun phrase does not fit into a command or question."""
-    return text.startswith(("a mask", "the mask", "no ", "what about")) or text.endswith(
-        ("please", "thank you")
-    )
