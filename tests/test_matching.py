@@ -83,7 +83,7 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path, tensors, abstra
         "missing norm.bias",
     ):
         assert part in str(caught.value)
-    with pytest.raises(InputError, match="and 50 more"):
+    with pytest.raises(InputError, match="70 problems in all"):
         match_weights({f"k{i}": np.ones(1) for i in range(63)}, abstract[1], TABLE, file)
 
 
@@ -97,25 +97,13 @@ def test_part_of_a_model_is_loaded_and_the_rest_reported(tmp_path, tensors):
     tensors["net.old.1.2"] = np.ones(1)
     report = match_weights(tensors, state, table, tmp_path / "x.safetensors")
     assert report.loaded["conv.kernel"] == "net.conv.weight"
-    assert report.unused == ["net.old.1.2"] and not report.copied
+    assert report.unused == ["net.old.1.2"]
     assert sorted(report.initialised) == ["dense.bias", "dense.kernel"]
-    assert str(report) == "2 loaded, 0 copied, 2 initialised, 1 unused"
-    assert "unused       net.old.1.2" in report.lines()
+    assert str(report) == "2 loaded, 2 initialised, 1 unused"
     nnx.update(model, put_weights(state, report.values))
     np.testing.assert_array_equal(model.conv.bias[...], tensors["net.conv.bias"])
     with pytest.raises(InputError, match="missing dense"):
         match_weights(tensors, state, table._replace(new=()), tmp_path / "x.safetensors")
-
-
-def test_one_key_can_fill_several_parameters(tmp_path, tensors, abstract):
-    del tensors["norm.bias"]
-    table = TABLE._replace(
-        targets=lambda path, shapes: [path, "norm.bias"] if path == "norm.scale" else [path],
-        fit=lambda path, value, shapes: 2 * value if path == "norm.bias" else value,
-    )
-    report = match_weights(tensors, abstract[1], table, tmp_path)
-    assert report.copied == {"norm.bias": "norm.weight"}
-    np.testing.assert_array_equal(report.values["norm.bias"], 2 * tensors["norm.weight"])
 
 
 def test_the_first_pattern_that_matches_a_complete_key_counts():

@@ -36,15 +36,14 @@ def test_keys_with_a_prefix_and_those_that_are_not_token_states(bert_copy):
     ("change", "message"),
     [
         ({"model_type": "t5"}, "model_type 't5' is not a language model .*: bert, .*qwen3"),
-        ({"model_type": None}, "model_type 'None' is not an architecture"),
+        ({"model_type": None}, "no configuration of a known model_type"),
         ({"hidden_act": "gelu_new"}, "activation 'gelu_new' is not known: .*gelu"),
-        ({"hidden_size": "wide"}, "not a readable configuration of bert"),
     ],
 )
 def test_another_architecture_is_refused(change, message, bert_copy):
     config = json.loads((bert_copy / "config.json").read_text())
     (bert_copy / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(InputError, match=rf"config\.json: {message}"):
+    with pytest.raises(InputError, match=message):
         load_text_encoder(bert_copy)
 
 
@@ -142,11 +141,9 @@ def states_of(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def our_states(folder: Path, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    encoder = load_text_encoder(folder)
-    graphdef, state = nnx.split(encoder)
-    layers = tuple(range(encoder.sizes.depth + 1))
-    run = jax.jit(lambda state, ids, mask: nnx.merge(graphdef, state)(ids, mask, layers))
-    return np.asarray(run(state, ids, mask))
+    graphdef, state = nnx.split(load_text_encoder(folder))
+    run = jax.jit(lambda state, ids, mask: nnx.merge(graphdef, state).hidden_states(ids, mask))
+    return np.stack(run(state, ids, mask), axis=2)
 
 
 def largest_difference(model: Any, folder: Path, ids: np.ndarray, mask: np.ndarray) -> float:

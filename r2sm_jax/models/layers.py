@@ -163,8 +163,8 @@ class Attention(nnx.Module):
 
 def attend(
     query: Float[Array, "... q d"],
-    key: Float[Array, "... s d"],
-    value: Float[Array, "... s d"],
+    key: Float[Array, "... s _d"],
+    value: Float[Array, "... s _d"],
     *,
     heads: int,
     mask: Bool[Array, "... s"] | None = None,
@@ -172,13 +172,15 @@ def attend(
 ) -> Float[Array, "... q d"]:
     """Computes multi-head scaled dot-product attention.
 
-    `mask` is False on keys that are hidden; a row that sees no key attends to all evenly. `bias` is
-    added to the scores [b h q s]. Scores and softmax are float32, also of bfloat16 layers:
+    Keys and values may have fewer heads, each of which several query heads share. `mask` is False
+    on keys that are hidden; a row that sees no key attends to all evenly. `bias` is added to the
+    scores [b h q s]. Scores and softmax are float32, also of bfloat16 layers:
     published ViTs have scores of 20 and more, where bfloat16 has steps of an eighth.
     """
     shape = query.shape
+    head_dim = shape[-1] // heads
     query, key, value = (
-        x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads) for x in (query, key, value)
+        x.reshape(-1, x.shape[-2], x.shape[-1] // head_dim, head_dim) for x in (query, key, value)
     )
     if mask is not None:
         mask = mask.reshape(-1, 1, 1, mask.shape[-1])

@@ -15,14 +15,13 @@ import numpy as np
 from flax import nnx
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.hub import weight_files
 
 Tensor = np.ndarray | jax.Array
 """A stored value, or a traced one when a model is exported with its weights as arguments."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Of our parameters, by dotted path."""
 MAX_PROBLEMS = 20
-"""Keys that do not fit and are named; of more, the number."""
+"""So many keys that do not fit are named."""
 
 
 class KeyTable(NamedTuple):
@@ -41,8 +40,6 @@ class KeyTable(NamedTuple):
     """Our paths that no key fills: new layers, trained by us."""
     within: tuple[str, ...] = (".*",)
     """Our paths of the part of the model that the file fills."""
-    targets: Callable[[str, Shapes], list[str]] = lambda path, shapes: [path]
-    """All our paths that the value of a path fills; none = it is not needed."""
     fit: Callable[[str, Tensor, Shapes], Tensor] = lambda path, value, shapes: value
     """The value for one of our paths, such as positions of another image size."""
 
@@ -63,8 +60,6 @@ class LoadReport(NamedTuple):
     """By path, in our layout."""
     loaded: dict[str, str]
     """Path -> published key."""
-    copied: dict[str, str]
-    """The same for paths whose key fills another path too."""
     initialised: list[str]
     """Paths that no published key fills, freshly drawn."""
     unused: list[str]
@@ -72,70 +67,55 @@ class LoadReport(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{len(self.loaded)} loaded, {len(self.copied)} copied, "
-            f"{len(self.initialised)} initialised, {len(self.unused)} unused"
+            f"{len(self.loaded)} loaded, {len(self.initialised)} initialised, "
+            f"{len(self.unused)} unused"
         )
-
-    def lines(self) -> list[str]:
-        """Returns one line for every key."""
-        lines = [f"loaded       {path} <- {key}" for path, key in self.loaded.items()]
-        lines += [f"copied       {path} <- {key}" for path, key in self.copied.items()]
-        lines += [f"initialised  {path}" for path in self.initialised]
-        lines += [f"unused       {key}" for key in self.unused]
-        return lines
 
 
 def match_weights(
     tensors: Mapping[str, Tensor], state: nnx.State, table: KeyTable, source: Path
 ) -> LoadReport:
-    """Assigns every tensor of a file to its parameters. `state` may be abstract; `source` is the
+    """Assigns every tensor of a file to its parameter. `state` may be abstract; `source` is the
     file or folder, for the message.
 
     Raises InputError if a key is unknown, has no parameter or another shape, or a parameter has no
     key; it names all of them at once.
     """
     shapes = parameter_shapes(state, table)
-    missing = dict(shapes)
-    report = LoadReport({}, {}, {}, [], [])
+    missing = set(shapes)
+    report = LoadReport({}, {}, [], [])
     problems = []
     for full_key, tensor in tensors.items():
         key = _without_prefix(full_key, table.prefixes)
-        renamed = table.rename(key)
         if _matches_any(key, table.unused):
             report.unused.append(full_key)
             continue
+        renamed = table.rename(key)
         if renamed is None:
             problems.append(f"unknown key {full_key}")
             continue
-
         path, value = _from_torch(renamed, tensor)
-        targets = table.targets(path, shapes)
-        if not targets:
-            report.unused.append(full_key)
-        for number, target in enumerate(targets):
-            if missing.pop(target, None) is None:
-                problems.append(f"no place for key {full_key}")
-                continue
-            fitted = table.fit(target, value, shapes)
-            if fitted.ndim == 4 and len(shapes[target]) == 2:
-                fitted = fitted[0, 0]  # a 1 x 1 convolution, which here is a dense layer
-            if fitted.shape != shapes[target]:
-                problems.append(f"{full_key} has shape {fitted.shape}, not {shapes[target]}")
-            report.values[target] = fitted
-            (report.copied if number else report.loaded)[target] = full_key
+        if path not in missing:
+            problems.append(f"no place for key {full_key}")
+            continue
+        missing.remove(path)
+        value = table.fit(path, value, shapes)
+        if value.ndim == 4 and len(shapes[path]) == 2:
+            value = value[0, 0]  # a 1 x 1 convolution, which here is a dense layer
+        if value.shape != shapes[path]:
+            problems.append(f"{full_key} has shape {value.shape}, not {shapes[path]}")
+        report.values[path] = value
+        report.loaded[path] = full_key
 
-    for path in missing:
+    for path in sorted(missing):
         if _matches_any(path, table.new):
             report.initialised.append(path)
         else:
             problems.append(f"missing {path}")
     if problems:
-        more = ""
-        if len(problems) > MAX_PROBLEMS:
-            more = f"; and {len(problems) - MAX_PROBLEMS} more"
-        file = source if source.suffix else weight_files(source)[0]
+        named = "; ".join(problems[:MAX_PROBLEMS])
         raise InputError(
-            f"{file} does not fit its config.json: {'; '.join(problems[:MAX_PROBLEMS])}{more}"
+            f"{source} does not fit its config.json: {named} ({len(problems)} problems in all)"
         )
     return report
 

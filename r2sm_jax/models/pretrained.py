@@ -7,23 +7,21 @@ tensors of each family become our parameters.
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, VisionConfig, check_model
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.hub import EFFICIENTNETS, find_model, read_model_config, read_tensors
+from r2sm_jax.models.hub import find_model, read_model_config, read_tensors
 from r2sm_jax.models.keys import (
     EFFICIENTNET,
-    NUM_SAM_MASKS,
     SAM,
     SAM_ENCODER,
     VITS,
     read_block_dims,
     read_efficientnet,
-    to_transformers_names,
+    read_sam,
 )
 from r2sm_jax.models.matching import LoadReport, match_weights, put_weights
 from r2sm_jax.models.plain_vit import NORM_EPSILON
@@ -44,12 +42,10 @@ VIT_FAMILIES = {
 """By the `model_type` of a config.json."""
 VIT_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 """By the `hidden_act` of a config.json."""
+DECODER_SIZES = ("dim", "depth", "heads", "mlp_dim")
 VISION_SIZES = (
+    *DECODER_SIZES,
     "patch_size",
-    "dim",
-    "depth",
-    "heads",
-    "mlp_dim",
     "window_size",
     "global_blocks",
     "relative_positions",
@@ -60,7 +56,6 @@ VISION_SIZES = (
     "vit_registers",
     "efficientnet_dims",
 )
-DECODER_SIZES = ("dim", "depth", "heads", "mlp_dim")
 
 
 # Sizes
@@ -72,36 +67,21 @@ def fill_sizes(model: ModelConfig, known: ModelConfig | None = None) -> ModelCon
     Finds the weights, or downloads them. `known` is the configuration of a run with the same
     weights, which has their sizes: then no file is needed.
 
-    Raises InputError if weights cannot be found, are of another architecture, or do not fit the
-    model.
+    Raises InputError if weights cannot be found, are of another architecture, do not fit the model,
+    or have other sizes than the flags say.
     """
     vision, decoder = model.vision, model.decoder
     if known is not None and known.vision.pretrained == vision.pretrained != []:
-        vision = _copy(known.vision, vision, VISION_SIZES)
-        if decoder.type == "sam" and vision.sam:
-            decoder = _copy(known.decoder, decoder, DECODER_SIZES)
-        return replace(model, vision=vision, decoder=decoder)
-
-    if vision.sam:
-        folder = _folder(vision.sam, SAM_FLAG)
-        vision = _fill(vision, read_model_config(folder, sam_sizes), "--model.vision")
-        if decoder.type == "sam":
-            sizes = read_model_config(folder, sam_decoder_sizes)
-            decoder = _fill(decoder, sizes, "--model.decoder")
-    if vision.vit:
-        sizes = read_model_config(_folder(vision.vit, VIT_FLAG), vit_sizes)
-        vision = _fill(vision, sizes, "--model.vision")
-    if vision.efficientnet:
-        source = find_efficientnet(vision.efficientnet)
-        dims = read_block_dims(read_efficientnet(source), source)
-        vision = replace(vision, efficientnet_dims=dims)
+        vision_sizes = {name: getattr(known.vision, name) for name in VISION_SIZES}
+        decoder_sizes = {name: getattr(known.decoder, name) for name in DECODER_SIZES}
+    else:
+        vision_sizes, decoder_sizes = read_sizes(vision)
+    vision = _fill(vision, vision_sizes, "--model.vision")
+    if vision.sam and decoder.type == "sam":
+        decoder = _fill(decoder, decoder_sizes, "--model.decoder")
     filled = replace(model, vision=vision, decoder=decoder)
     check_model(filled)
     return filled
-
-
-def _copy(source: C, target: C, names: tuple[str, ...]) -> C:
-    return replace(target, **{name: getattr(source, name) for name in names})
 
 
 def _fill(config: C, sizes: Mapping[str, Any], flag: str) -> C:
@@ -118,45 +98,28 @@ def _fill(config: C, sizes: Mapping[str, Any], flag: str) -> C:
     return replace(config, **sizes)
 
 
-def _folder(name: str, flag: str) -> Path:
-    """Returns the folder that holds config.json, beside the safetensors file if `name` is one."""
-    path = find_model(name, flag)
-    return path if path.is_dir() else path.parent
+def read_sizes(vision: VisionConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the sizes of published weights: by the fields of `VisionConfig`, and by those of
+    `DecoderConfig` for SAM's mask decoder. Raises InputError as `fill_sizes`."""
+    if vision.sam:
+        return sam_sizes(read_model_config(find_model(vision.sam, SAM_FLAG)))
+    if vision.vit:
+        return vit_sizes(read_model_config(find_model(vision.vit, VIT_FLAG))), {}
+    if vision.efficientnet:
+        source = find_model(vision.efficientnet, EFFICIENTNET_FLAG)
+        return {"efficientnet_dims": read_block_dims(read_efficientnet(source), source)}, {}
+    return {}, {}
 
 
-def find_efficientnet(name: str, flag: str = EFFICIENTNET_FLAG) -> Path:
-    """Returns the folder or safetensors file of an EfficientNet-Lite, or its `.pth`, which may be
-    alone in a folder. Raises InputError, which names the flag, if there is none."""
-    local = Path(name).expanduser()
-    pickles = [local] if local.is_file() else sorted(local.glob("*.pth"))
-    if len(pickles) == 1 and pickles[0].suffix == ".pth":
-        return pickles[0]
-    if not local.exists() and name not in EFFICIENTNETS:
-        raise InputError(
-            f"{flag} {name}: neither a folder or file nor one of {', '.join(EFFICIENTNETS)}"
-        )
-    return find_model(name, flag)
-
-
-def sam_sizes(published: Any) -> dict[str, Any]:
-    """Returns the sizes of SAM's image encoder, by the fields of `VisionConfig`. Raises InputError
-    if it is not SAM, or differs from the published ones in more than its sizes."""
+def sam_sizes(published: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the sizes of SAM's image encoder and of its mask decoder, if there is one."""
     if published.model_type not in ("sam", "sam_vision_model"):
         raise InputError(
             f"{SAM_FLAG} needs SAM, not model_type {published.model_type!r}; "
             f"pass DINOv2, CLIP and SigLIP as {VIT_FLAG}"
         )
     vision = getattr(published, "vision_config", published)
-    is_published = (
-        vision.hidden_act == "gelu"
-        and vision.use_abs_pos
-        and vision.qkv_bias
-        and vision.num_channels == 3
-        and vision.patch_size == 16
-    )
-    if not is_published:
-        raise InputError("its image encoder is none of the published SAM's in other sizes")
-    return {
+    vision_sizes = {
         "patch_size": vision.patch_size,
         "dim": vision.hidden_size,
         "depth": vision.num_hidden_layers,
@@ -168,23 +131,10 @@ def sam_sizes(published: Any) -> dict[str, Any]:
         "out_dim": vision.output_channels,
         "activation": vision.hidden_act,
     }
-
-
-def sam_decoder_sizes(published: Any) -> dict[str, Any]:
-    """Returns the sizes of SAM's mask decoder, by the fields of `DecoderConfig`. Raises InputError
-    as `sam_sizes`, or if the file has none."""
     decoder = getattr(published, "mask_decoder_config", None)
     if decoder is None:
-        raise InputError("it has no mask decoder; leave out --model.decoder.type sam")
-    is_published = (
-        decoder.attention_downsample_rate == 2
-        and decoder.iou_head_depth == 3
-        and decoder.iou_head_hidden_dim == decoder.hidden_size
-        and decoder.num_multimask_outputs == NUM_SAM_MASKS - 1
-    )
-    if not is_published:
-        raise InputError("its mask decoder is none of the published SAM's in other sizes")
-    return {
+        return vision_sizes, {}
+    return vision_sizes, {
         "dim": decoder.hidden_size,
         "depth": decoder.num_hidden_layers,
         "heads": decoder.num_attention_heads,
@@ -193,8 +143,7 @@ def sam_decoder_sizes(published: Any) -> dict[str, Any]:
 
 
 def vit_sizes(published: Any) -> dict[str, Any]:
-    """Returns the sizes of the image encoder of a DINOv2, CLIP or SigLIP, by the fields of
-    `VisionConfig`. Raises InputError if it is another architecture."""
+    """Returns the sizes of the image encoder of a DINOv2, CLIP or SigLIP."""
     kind = published.model_type
     if kind not in VIT_FAMILIES:
         raise InputError(
@@ -203,24 +152,17 @@ def vit_sizes(published: Any) -> dict[str, Any]:
         )
     family = VIT_FAMILIES[kind]
     vision = getattr(published, "vision_config", published)
-    is_published = (
-        vision.hidden_act in VIT_ACTIVATIONS and vision.layer_norm_eps == NORM_EPSILON[family]
-    )
-    if family == "dinov2":
-        is_published = is_published and not vision.use_swiglu_ffn and vision.qkv_bias
-        mlp_dim = int(vision.hidden_size * vision.mlp_ratio)
-    else:
-        mlp_dim = vision.intermediate_size
-    if not is_published:
-        raise InputError(
-            f"{VIT_FLAG} loads {family} with a plain MLP and biases alone, in other sizes; of "
-            "DINOv2 small, base and large"
-        )
+    is_dinov2 = family == "dinov2"
+    # What else differs shows in the keys and shapes of the weights.
+    if vision.layer_norm_eps != NORM_EPSILON[family]:
+        raise InputError(f"{VIT_FLAG}: its layer norms are not those of the published {family}")
     return {
         "dim": vision.hidden_size,
         "depth": vision.num_hidden_layers,
         "heads": vision.num_attention_heads,
-        "mlp_dim": mlp_dim,
+        "mlp_dim": (
+            int(vision.hidden_size * vision.mlp_ratio) if is_dinov2 else vision.intermediate_size
+        ),
         "activation": VIT_ACTIVATIONS[vision.hidden_act],
         "vit_family": family,
         "vit_patch_size": vision.patch_size,
@@ -248,21 +190,21 @@ def load_pretrained(
 
 
 def match_pretrained(config: ModelConfig, state: nnx.State) -> dict[str, LoadReport]:
-    """Returns all published weights for the parameters of a state, which may be abstract; raises as
-    `load_pretrained`."""
-    vision = config.vision
-    reports = {}
+    """Returns the published weights for the parameters of a state, which may be abstract, by their
+    name; {} if there are none. Raises as `load_pretrained`."""
+    vision, decoder = config.vision, config.decoder
     if vision.sam:
-        source = find_model(vision.sam, SAM_FLAG)
-        tensors = to_transformers_names(read_tensors(source))
-        table = SAM if config.decoder.type == "sam" else SAM_ENCODER
-        reports[vision.sam] = match_weights(tensors, state, table, source)
-    if vision.vit:
-        source = find_model(vision.vit, VIT_FLAG)
+        name, source = vision.sam, find_model(vision.sam, SAM_FLAG)
+        tensors = read_sam(source, num_masks=1 + decoder.slots)
+        table = SAM if decoder.type == "sam" else SAM_ENCODER
+    elif vision.vit:
+        name, source = vision.vit, find_model(vision.vit, VIT_FLAG)
+        tensors = read_tensors(source)
         table = VITS[vision.vit_family]
-        reports[vision.vit] = match_weights(read_tensors(source), state, table, source)
-    if vision.efficientnet:
-        source = find_efficientnet(vision.efficientnet)
+    elif vision.efficientnet:
+        name, source = vision.efficientnet, find_model(vision.efficientnet, EFFICIENTNET_FLAG)
         tensors = read_efficientnet(source)
-        reports[vision.efficientnet] = match_weights(tensors, state, EFFICIENTNET, source)
-    return reports
+        table = EFFICIENTNET
+    else:
+        return {}
+    return {name: match_weights(tensors, state, table, source)}

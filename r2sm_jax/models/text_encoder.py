@@ -7,27 +7,25 @@ float32). Everything is computed in float32: each kernel is widened where it is 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import rearrange, repeat
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float16, Int
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import read_model_config, read_tensors
 from r2sm_jax.models.keys import BERT, DECODER_ONLY
-from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
+from r2sm_jax.models.layers import ACTIVATIONS, MLP, Attention, Linear, attend
 from r2sm_jax.models.matching import Tensor, match_weights, put_weights
 
-BERT_TYPES = ("bert", "roberta", "xlm-roberta")
-DECODER_TYPES = ("llama", "qwen2", "qwen3")
-"""By the `model_type` of a config.json."""
 MASKED = -1e9
 """Added to attention scores of tokens that must not be seen."""
 
@@ -53,6 +51,8 @@ class TextEncoder(nnx.Module):
     them."""
 
     sizes: TextSizes
+    is_scaled = False
+    """Whether each state is divided by its root mean square before it becomes float16."""
 
     def hidden_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]
@@ -61,18 +61,17 @@ class TextEncoder(nnx.Module):
         tokens, which come first; states of padding are meaningless."""
         raise NotImplementedError  # each layout has its own
 
-    def __call__(
-        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
-    ) -> Float[Array, "b t l e"]:
-        """Computes token states after each of `layers` (0 = the embeddings)."""
-        states = self.hidden_states(ids, mask)
-        return jnp.stack([states[layer] for layer in layers], axis=2)
-
     def float16_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
     ) -> Float16[Array, "b t l e"]:
-        """Computes token states as the segmenter reads them and memory keeps them."""
-        return self(ids, mask, layers).astype(jnp.float16)
+        """Computes token states after each of `layers` (0 = the embeddings), as the segmenter reads
+        them and memory keeps them."""
+        states = self.hidden_states(ids, mask)
+        chosen = jnp.stack([states[layer] for layer in layers], axis=2)
+        if self.is_scaled:
+            mean_square = jnp.square(chosen).mean(-1, keepdims=True)
+            chosen = chosen * jax.lax.rsqrt(mean_square + 1e-12)
+        return chosen.astype(jnp.float16)
 
 
 # BERT
@@ -82,24 +81,17 @@ class BertBlock(nnx.Module):
     """A post-norm transformer layer: the norms follow the residual sums."""
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
-        self.heads = config.num_attention_heads
-        self.activation = config.hidden_act
-        dim, mlp_dim = config.hidden_size, config.intermediate_size
-        self.query = Linear(dim, dim, rngs=rngs)
-        self.key = Linear(dim, dim, rngs=rngs)
-        self.value = Linear(dim, dim, rngs=rngs)
-        self.out = Linear(dim, dim, rngs=rngs)
+        dim = config.hidden_size
+        dims = (dim, config.intermediate_size, dim)
+        options = {"dtype": jnp.float32, "rngs": rngs}
+        self.attention = Attention(dim, config.num_attention_heads, **options)
         self.norm1 = _layer_norm(config, rngs)
-        self.up = Linear(dim, mlp_dim, rngs=rngs)
-        self.down = Linear(mlp_dim, dim, rngs=rngs)
+        self.mlp = MLP(dims, activation=config.hidden_act, **options)
         self.norm2 = _layer_norm(config, rngs)
 
     def __call__(self, x: Float[Array, "b t e"], mask: Bool[Array, "b t"]) -> Float[Array, "b t e"]:
-        query, key, value = self.query(x), self.key(x), self.value(x)
-        attended = attend(query, key, value, heads=self.heads, mask=mask)
-        x = self.norm1(x + self.out(attended))
-        hidden = ACTIVATIONS[self.activation](self.up(x))
-        return self.norm2(x + self.down(hidden))
+        x = self.norm1(x + self.attention(x, x, x, mask))
+        return self.norm2(x + self.mlp(x))
 
 
 class BertEncoder(TextEncoder):
@@ -119,8 +111,7 @@ class BertEncoder(TextEncoder):
         )
         self.words = nnx.Embed(config.vocab_size, dim, rngs=rngs)
         self.positions = nnx.Embed(config.max_position_embeddings, dim, rngs=rngs)
-        types = config.type_vocab_size
-        self.token_types = nnx.Embed(types, dim, rngs=rngs) if types else None
+        self.token_types = nnx.Embed(config.type_vocab_size, dim, rngs=rngs)
         self.norm_before = _layer_norm(config, rngs)
         self.blocks = nnx.List([BertBlock(config, rngs=rngs) for _ in range(depth)])
 
@@ -132,8 +123,7 @@ class BertEncoder(TextEncoder):
         rows = self.first_position + jnp.arange(ids.shape[1])
         x = self.words.embedding[...][ids].astype(jnp.float32)
         x = x + self.positions.embedding[...][rows].astype(jnp.float32)
-        if self.token_types is not None:
-            x = x + self.token_types.embedding[0].astype(jnp.float32)
+        x = x + self.token_types.embedding[0].astype(jnp.float32)
 
         states = [self.norm_before(x)]
         for block in self.blocks:
@@ -156,11 +146,11 @@ class DecoderBlock(nnx.Module):
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         self.heads = config.num_attention_heads
-        self.key_heads = config.num_key_value_heads
-        self.activation = config.hidden_act
+        self.head_dim = head_dim(config)
+        self.activation = ACTIVATIONS[config.hidden_act]
         dim, mlp_dim, epsilon = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-        query_dim = self.heads * head_dim(config)
-        key_dim = self.key_heads * head_dim(config)
+        query_dim = config.num_attention_heads * self.head_dim
+        key_dim = config.num_key_value_heads * self.head_dim
         out_bias = getattr(config, "attention_bias", False)
         # Qwen2 has this bias whatever its configuration says.
         bias = out_bias or config.model_type == "qwen2"
@@ -171,12 +161,10 @@ class DecoderBlock(nnx.Module):
         self.key = Linear(dim, key_dim, use_bias=bias, rngs=rngs)
         self.value = Linear(dim, key_dim, use_bias=bias, rngs=rngs)
         self.out = Linear(query_dim, dim, use_bias=out_bias, rngs=rngs)
-        if config.model_type == "qwen3":
-            self.query_norm = nnx.RMSNorm(head_dim(config), epsilon=epsilon, rngs=rngs)
-            self.key_norm = nnx.RMSNorm(head_dim(config), epsilon=epsilon, rngs=rngs)
-        else:
-            self.query_norm = None
-            self.key_norm = None
+        norm = partial(nnx.RMSNorm, self.head_dim, epsilon=epsilon, rngs=rngs)
+        is_normed = config.model_type == "qwen3"
+        self.query_norm = norm() if is_normed else None
+        self.key_norm = norm() if is_normed else None
 
         self.norm2 = nnx.RMSNorm(dim, epsilon=epsilon, rngs=rngs)
         self.gate = Linear(dim, mlp_dim, use_bias=mlp_bias, rngs=rngs)
@@ -191,27 +179,23 @@ class DecoderBlock(nnx.Module):
         angles: Float[Array, "t _f"],
     ) -> Float[Array, "b t e"]:
         """`bias` is added to attention scores, `angles` are those of rotary positions."""
-        x = x + self._attention(self.norm1(x), mask, bias, angles)
+        normed = self.norm1(x)
+        query = self._place(self.query(normed), self.query_norm, angles)
+        key = self._place(self.key(normed), self.key_norm, angles)
+        value = self.value(normed)
+        x = x + self.out(attend(query, key, value, heads=self.heads, mask=mask, bias=bias))
+
         normed = self.norm2(x)
-        gate = ACTIVATIONS[self.activation](self.gate(normed))
-        return x + self.down(gate * self.up(normed))
+        return x + self.down(self.activation(self.gate(normed)) * self.up(normed))
 
-    def _attention(self, x: Array, mask: Array, bias: Array, angles: Array) -> Array:
-        query = rearrange(self.query(x), "b t (h d) -> b t h d", h=self.heads)
-        key = rearrange(self.key(x), "b t (h d) -> b t h d", h=self.key_heads)
-        value = rearrange(self.value(x), "b t (h d) -> b t h d", h=self.key_heads)
-        if self.query_norm is not None and self.key_norm is not None:
-            query = self.query_norm(query)
-            key = self.key_norm(key)
-        query = rotate(query, angles)
-        key = rotate(key, angles)
-
-        # Several query heads share one head of keys and values.
-        groups = self.heads // self.key_heads
-        query = rearrange(query, "b t h d -> b t (h d)")
-        key = repeat(key, "b t h d -> b t (h g d)", g=groups)
-        value = repeat(value, "b t h d -> b t (h g d)", g=groups)
-        return self.out(attend(query, key, value, heads=self.heads, mask=mask, bias=bias))
+    def _place(
+        self, x: Float[Array, "b t _d"], norm: nnx.RMSNorm | None, angles: Float[Array, "t _f"]
+    ) -> Float[Array, "b t _d"]:
+        """Norms and rotates each head of queries or keys."""
+        of_heads = rearrange(x, "b t (h d) -> b t h d", d=self.head_dim)
+        if norm is not None:
+            of_heads = norm(of_heads)
+        return rotate(of_heads, angles).reshape(x.shape)
 
 
 def rotate(x: Float[Array, "b t h d"], angles: Float[Array, "t _f"]) -> Float[Array, "b t h d"]:
@@ -225,6 +209,9 @@ def rotate(x: Float[Array, "b t h d"], angles: Float[Array, "t _f"]) -> Float[Ar
 
 class DecoderEncoder(TextEncoder):
     """Llama, Qwen2 and Qwen3 (transformers, models/llama, qwen2, qwen3)."""
+
+    # Residual sums grow with depth, beyond what float16 holds.
+    is_scaled = True
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         """`config`: that of `transformers`."""
@@ -254,15 +241,6 @@ class DecoderEncoder(TextEncoder):
             states.append(block(states[-1], mask, causal_bias, angles))
         states[-1] = self.norm_after(states[-1])
         return states
-
-    def float16_states(
-        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
-    ) -> Float16[Array, "b t l e"]:
-        # Residual sums grow with depth, beyond what float16 holds, so each token state is divided
-        # by its root mean square.
-        states = self(ids, mask, layers)
-        mean_square = jnp.square(states).mean(-1, keepdims=True)
-        return (states * jax.lax.rsqrt(mean_square + 1e-12)).astype(jnp.float16)
 
 
 def head_dim(config: Any) -> int:
@@ -298,26 +276,32 @@ def rotary_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[float, .
 
 # Published models
 
-
-def build_text_encoder(config: Any) -> TextEncoder:
-    """Returns the structure and shapes of a language model, without weights. Raises InputError for
-    another architecture, activation or scaling of rotary positions."""
-    kinds = dict.fromkeys(BERT_TYPES, BertEncoder) | dict.fromkeys(DECODER_TYPES, DecoderEncoder)
-    if config.model_type not in kinds:
-        raise InputError(
-            f"model_type {config.model_type!r} is not a language model that can be loaded; these "
-            f"are: {', '.join(kinds)}"
-        )
-    if config.hidden_act not in ACTIVATIONS:
-        raise InputError(f"activation {config.hidden_act!r} is not known: {', '.join(ACTIVATIONS)}")
-    return nnx.eval_shape(lambda: kinds[config.model_type](config, rngs=nnx.Rngs(0)))
+ENCODERS: dict[str, Callable[..., TextEncoder]] = {
+    "bert": BertEncoder,
+    "roberta": BertEncoder,
+    "xlm-roberta": BertEncoder,
+    "llama": DecoderEncoder,
+    "qwen2": DecoderEncoder,
+    "qwen3": DecoderEncoder,
+}
+"""By the `model_type` of a config.json."""
 
 
 def abstract_text_encoder(folder: Path) -> TextEncoder:
     """Returns the structure and shapes of a Hugging Face folder's language model, by its
-    `config.json`. Raises InputError if the file is missing or unreadable, or the architecture is
-    another one."""
-    return read_model_config(folder, build_text_encoder)
+    `config.json`. Raises InputError as `read_model_config`, or for another architecture, activation
+    or scaling of rotary positions."""
+    config = read_model_config(folder)
+    if config.model_type not in ENCODERS:
+        raise InputError(
+            f"{folder}: model_type {config.model_type!r} is not a language model that can be "
+            f"loaded; these are: {', '.join(ENCODERS)}"
+        )
+    if config.hidden_act not in ACTIVATIONS:
+        raise InputError(
+            f"{folder}: activation {config.hidden_act!r} is not known: {', '.join(ACTIVATIONS)}"
+        )
+    return nnx.eval_shape(lambda: ENCODERS[config.model_type](config, rngs=nnx.Rngs(0)))
 
 
 def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> TextEncoder:

@@ -41,9 +41,9 @@ from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.crop_unet import NUM_CHANNELS, make_completer, make_outliner
+from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.keys import first_blocks
 from r2sm_jax.models.matmul import JAX_PRECISION
-from r2sm_jax.models.pretrained import find_efficientnet
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training.loop import Evaluate
 from r2sm_jax.training.processes import place, shard_batch
@@ -477,7 +477,7 @@ class CropTask:
         read or is of other sizes."""
         if not self._backbone:
             return
-        published = find_efficientnet(self._backbone, f"--model.{self.part}.efficientnet")
+        published = find_model(self._backbone, f"--model.{self.part}.efficientnet")
         self.constants["efficientnet"] = first_blocks(self.constants["efficientnet"], published)
 
     def start(self) -> tuple[TrainState, grain.DatasetIterator]:
