@@ -11,11 +11,10 @@ if __name__ == "__main__":
 
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.export import add_parts, export
-from r2sm_jax.inference.load import load, load_part
+from r2sm_jax.inference.export import add_parts, check_can_push, export, push
+from r2sm_jax.inference.load import PARTS, load, load_part
 from r2sm_jax.inference.model_folder import CONFIG, find_folder, is_export
-from r2sm_jax.inference.publish import check_can_push, push
-from r2sm_jax.inference.verification import verify
+from r2sm_jax.inference.stablehlo import verify
 from r2sm_jax.synthetic.sources import open_source
 
 NUM_VERIFIED = 3
@@ -36,37 +35,47 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 def check_references(args: ExportConfig, config: ModelConfig) -> None:
     """Raises InputError if the export would refer to a model that is only on this machine."""
+    names = []
+    if args.compact or args.lm == "reference":
+        names.append(config.text.name)
     if args.compact:
-        for encoder in config.vision.pretrained:
-            if Path(encoder).expanduser().exists():
-                raise InputError(
-                    f"--compact: the image encoder {encoder} is on this machine alone; leave "
-                    "--compact out"
-                )
-    name = config.text.name
-    if (args.compact or args.lm == "reference") and Path(name).expanduser().is_dir():
-        flag = "--compact" if args.compact else "--lm reference"
-        raise InputError(
-            f"{flag}: the language model {name} is a folder of this machine; use --lm embed alone"
-        )
-
-
-def check_keeps_form(args: ExportConfig) -> None:
-    """Raises InputError for flags that would change the form of an export."""
-    flags = {
-        "--lm": args.lm != "embed",
-        "--compact": args.compact,
-        "--verify": args.verify,
-    }
-    for flag, is_given in flags.items():
-        if is_given:
+        names += config.vision.pretrained
+    for name in names:
+        if Path(name).expanduser().exists():
             raise InputError(
-                f"{flag}: {args.run} is an export already and keeps its form; leave the flag out"
+                f"{name} is on this machine alone, and others could not load the export; leave out "
+                "--compact and --lm reference"
             )
 
 
+def write_export(args: ExportConfig, out: Path) -> None:
+    """Writes the folder, and verifies it on request."""
+    names = {part: getattr(args, part) for part in PARTS}
+    parts = {part: load_part(name, part) for part, name in names.items() if name is not None}
+    source = find_folder(args.run)
+    if is_export(source):
+        if not parts or args.lm != "embed" or args.compact or args.verify:
+            raise InputError(
+                f"{args.run}: this is an export already, which keeps its form; give --completer or "
+                "--outliner alone to put a part into it, or the run that it came from"
+            )
+        add_parts(source, out, parts)
+        print(f"wrote {out}: {args.run} with the given parts, {megabytes(out):.1f} MB")
+        return
+
+    run = load(args.run)
+    check_references(args, run.config.model)
+    embeds = args.lm == "embed"
+    export(run, out, embed_language_model=embeds, compact=args.compact, parts=parts)
+    print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB")
+    if args.verify:
+        size = run.config.model.vision.image_size
+        scenes = open_source("scenes", "val", count=NUM_VERIFIED, size=size)
+        print(verify(run, out, [scenes[index] for index in range(NUM_VERIFIED)]))
+
+
 def megabytes(folder: Path) -> float:
-    """Size of all files of a folder."""
+    """Returns the size of all files of a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
 
 
@@ -78,46 +87,13 @@ def main() -> None:
             "--verify compares float32 weights with the StableHLO; leave it out with --compact"
         )
     out = Path(args.out)
+    # All of this is told before the model is loaded and written.
     check_out(out, args.overwrite)
     if args.push is not None:
-        # Before the model is loaded and written.
         check_can_push(args.push)
     write_export(args, out)
     if args.push is not None:
         print(f"pushed to {push(out, args.push)}")
-
-
-def write_export(args: ExportConfig, out: Path) -> None:
-    """Writes the folder, and verifies it on request."""
-    completer = None if args.completer is None else load_part(args.completer, "completer")
-    outliner = None if args.outliner is None else load_part(args.outliner, "outliner")
-    source = find_folder(args.run)
-    if is_export(source):
-        check_keeps_form(args)
-        if completer is None and outliner is None:
-            raise InputError(
-                f"{args.run}: this is an export already; copy the folder, give the run that it "
-                "came from, or add a part to it with --completer or --outliner"
-            )
-        add_parts(source, out, completer=completer, outliner=outliner)
-        print(f"wrote {out}: {args.run} with the given parts, {megabytes(out):.1f} MB")
-        return
-    run = load(args.run)
-    check_references(args, run.config.model)
-
-    export(
-        run,
-        out,
-        embed_language_model=args.lm == "embed",
-        compact=args.compact,
-        completer=completer,
-        outliner=outliner,
-    )
-    print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB")
-    if args.verify:
-        size = run.config.model.vision.image_size
-        source = open_source("scenes", "val", count=NUM_VERIFIED, size=size)
-        print(verify(run, out, [source[index] for index in range(NUM_VERIFIED)]))
 
 
 if __name__ == "__main__":

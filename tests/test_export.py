@@ -33,13 +33,13 @@ from r2sm_jax.inference.load import (
     fill,
     flat_weights,
     load,
-    load_completer,
+    load_part,
     restore_differences,
 )
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.model_folder import RELEASED, find_folder, write_checksums
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.inference.verification import verify
+from r2sm_jax.inference.stablehlo import verify
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import R2SM, Calibration, abstract_model
@@ -521,7 +521,7 @@ def completed(completer: MaskCompleter) -> np.ndarray:
 
 def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp_path):
     source = RELEASED / "photos-small"
-    add_parts(source, tmp_path / "new", completer=completer)
+    add_parts(source, tmp_path / "new", {"completer": completer})
     names = {path.name for path in source.iterdir()}
     assert {path.name for path in (tmp_path / "new").iterdir()} == names
     before, after = (
@@ -537,7 +537,7 @@ def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp
     released = json.loads((source / "config.json").read_text())
     del released["completer"]
     assert stored == released
-    opened = load_completer(tmp_path / "new")
+    opened = load_part(tmp_path / "new", "completer")
     assert opened.config == completer.config and opened.threshold == -2
     assert completed(opened).sum() == pytest.approx(completed(completer).sum(), rel=0.05)
 
@@ -545,7 +545,7 @@ def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp
 @pytest.mark.slow
 def test_a_run_is_exported_with_a_part(run, completer, tmp_path, monkeypatch):
     monkeypatch.setattr(stablehlo, "PLATFORMS", ("cpu",))  # lowering takes most of the time
-    export(run, tmp_path / "new", completer=completer)
+    export(run, tmp_path / "new", parts={"completer": completer})
     exported = r2sm_jax.load(tmp_path / "new")
     assert exported.weights_sha256 == run.predictor.weights_sha256
     np.testing.assert_array_equal(completed(exported.completer), completed(completer))
@@ -589,10 +589,3 @@ def test_what_is_published_is_left_out_and_all_else_has_float16_or_a_unit():
     np.testing.assert_array_equal(restored["frozen"], KERNEL)
     rounding = np.abs(restored["near"] - weights["near"]) / stored["near" + UNIT]
     assert rounding.max() <= 0.501  # to the nearest
-
-
-@pytest.mark.parametrize("published", [{}, {"kernel": KERNEL[..., :4]}])
-def test_a_difference_from_another_encoder_is_refused(published):
-    stored = to_differences({"kernel": KERNEL + SMALL}, {"kernel": KERNEL})
-    with pytest.raises(InputError, match=r"kernel is stored as the difference.*get the encoder"):
-        restore_differences(stored, published)

@@ -10,8 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from r2sm_jax import export
-from r2sm_jax.inference import publish
-from r2sm_jax.inference.export import export as write_export
+from r2sm_jax.inference.export import export as write_export, push
 from r2sm_jax.inference.load import load
 from r2sm_jax.inference.model_folder import check_files
 
@@ -81,7 +80,7 @@ def test_what_is_pushed_is_a_whole_export_that_predicts_the_same(tiny_run, tmp_p
     # A second push replaces the files of the first; those that others put there stay.
     (pushed / "demo.ipynb").write_text("{}")
     write_export(load(tiny_run), out, compact=True)
-    publish.push(out, "hf:me/mugs")
+    push(out, "hf:me/mugs")
     check_files(pushed)
     assert (pushed / "demo.ipynb").exists() and not (pushed / "model.stablehlo").exists()
 

@@ -19,9 +19,9 @@ from r2sm_jax.config import CompleterConfig, MatmulPrecision, OutlinerConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.crops import (
     CropWindow,
-    count_masks,
     cut_crop,
     cut_prompt_crop,
+    others_of,
     window_of_box,
     windows_of_clicks,
 )
@@ -42,23 +42,27 @@ photos that were trained on: IoU of one click 0.527, 0.498 without it, 0.452 by 
 
 
 class CropModel:
-    """A trained network over crops.
+    """A trained network over crops."""
 
-    Attributes:
-        config: Its sizes.
-        weights: Its weights, with those of a frozen backbone if it has one.
-    """
+    config: Any
+    make: Callable[..., CropUNet]
+    """Builds the network from its configuration."""
 
     def __init__(
         self,
-        config: CompleterConfig | OutlinerConfig,
+        config: Any,
         weights: nnx.State,
-        build: Callable[[], CropUNet],
+        threshold: float = 0.0,
         matmul_precision: MatmulPrecision = "float32",
     ):
+        """Takes sizes and weights, with those of a frozen backbone if it has one.
+
+        `threshold`: the logit above which a pixel belongs to the mask.
+        """
         self.config = config
         self.weights = weights
-        graphdef, _ = nnx.split(nnx.eval_shape(build))
+        self.threshold = threshold
+        graphdef, _ = nnx.split(self.abstract(config))
 
         @jax.jit
         def compute(weights: nnx.State, crops: jax.Array) -> tuple[jax.Array, jax.Array | None]:
@@ -67,9 +71,14 @@ class CropModel:
 
         self._compute = compute
 
+    @classmethod
+    def abstract(cls, config: Any) -> CropUNet:
+        """Returns the network with shapes in place of weights."""
+        return nnx.eval_shape(lambda: cls.make(config, rngs=nnx.Rngs(0)))
+
     def updated(self, **values: Any) -> Any:
-        """A model with other weights, or another threshold, which shares the compiled function of
-        this one."""
+        """Returns a model with other weights, or another threshold, which shares the compiled
+        function of this one."""
         other = copy.copy(self)
         vars(other).update(values)
         return other
@@ -77,7 +86,7 @@ class CropModel:
     def read(
         self, crops: UInt8[np.ndarray, "m s s 7"]
     ) -> tuple[Float[np.ndarray, "m _s _s"], Float[np.ndarray, " m"] | None]:
-        """Logits and predicted IoUs of up to `BATCH_SIZES[-1]` crops."""
+        """Computes logits and predicted IoUs of up to `BATCH_SIZES[-1]` crops."""
         count = next(count for count in BATCH_SIZES if count >= len(crops))
         padding = [(0, count - len(crops))] + 3 * [(0, 0)]
         logits, ious = self._compute(self.weights, np.pad(crops, padding))
@@ -88,25 +97,10 @@ class CropModel:
 
 
 class MaskCompleter(CropModel):
-    """A trained completer.
-
-    Attributes:
-        threshold: Logit above which a pixel belongs to the complete mask, chosen on `dev`.
-    """
+    """A trained completer. Its threshold is chosen on `dev`."""
 
     config: CompleterConfig
-
-    def __init__(
-        self,
-        config: CompleterConfig,
-        weights: nnx.State,
-        threshold: float = 0.0,
-        matmul_precision: MatmulPrecision = "float32",
-    ):
-        super().__init__(
-            config, weights, lambda: make_completer(config, rngs=nnx.Rngs(0)), matmul_precision
-        )
-        self.threshold = threshold
+    make = staticmethod(make_completer)
 
     def __call__(
         self,
@@ -115,7 +109,7 @@ class MaskCompleter(CropModel):
         *,
         neighbours: Sequence[np.ndarray | None] | None = None,
     ) -> list[Mask]:
-        """The complete masks `[H W]` of `complete`, all at once."""
+        """Returns the complete masks `[H W]` of `complete`, all at once."""
         return list(self.complete(image, visible_masks, neighbours=neighbours))
 
     def complete(
@@ -126,7 +120,7 @@ class MaskCompleter(CropModel):
         neighbours: Sequence[np.ndarray | None] | None = None,
     ) -> Iterator[Mask]:
         """Yields the complete masks `[H W]` of some objects of one image; each contains the visible
-        one. Of `visible_masks` it holds no copies.
+        one. Of `visible_masks` and `neighbours` it holds no copies.
 
         Args:
             visible_masks: what shows of each object.
@@ -136,32 +130,36 @@ class MaskCompleter(CropModel):
 
         Raises InputError for an empty mask and for one of another size than the image's.
         """
-        size = self.config.size
         height, width = image.shape[:2]
         for number, mask in enumerate(visible_masks, start=1):
             check_mask(mask, number, (height, width))
-        counts = None
-        if neighbours is None and len(visible_masks) > 1:
-            counts = count_masks(visible_masks)
+        if neighbours is None:
+            neighbours = others_of(visible_masks)
 
         for start in range(0, len(visible_masks), BATCH_SIZES[-1]):
-            visible_of_batch = visible_masks[start : start + BATCH_SIZES[-1]]
-            windows = [CropWindow.around(visible) for visible in visible_of_batch]
-            crops = np.zeros((len(windows), size, size, 7), np.uint8)
-            for row, (window, visible) in enumerate(zip(windows, visible_of_batch, strict=True)):
-                others = None
-                if neighbours is not None:
-                    others = neighbours[start + row]
-                elif counts is not None:
-                    others = (counts - visible) > 0
-                seen = (visible,) if others is None else (visible, others & ~visible)
-                crops[row, ..., : 4 + len(seen)] = cut_crop(image, window, size, seen)
-                crops[row, ..., 6] = 0 if others is None else 255
-
-            logits, _ = self.read(crops)
-            for window, visible, crop_logits in zip(windows, visible_of_batch, logits, strict=True):
+            end = start + BATCH_SIZES[-1]
+            of_batch = visible_masks[start:end]
+            windows = [CropWindow.around(visible) for visible in of_batch]
+            crops = []
+            for window, visible, others in zip(
+                windows, of_batch, neighbours[start:end], strict=True
+            ):
+                crops.append(self._cut(image, window, visible, others))
+            logits, _ = self.read(np.stack(crops))
+            for window, visible, crop_logits in zip(windows, of_batch, logits, strict=True):
                 image_logits = window.paste(crop_logits, height, width, OUTSIDE_LOGIT)
                 yield visible | (image_logits > self.threshold)
+
+    def _cut(
+        self, image: np.ndarray, window: CropWindow, visible: np.ndarray, others: np.ndarray | None
+    ) -> UInt8[np.ndarray, "s s 7"]:
+        """Cuts the crop of an object: colours, inside, the visible mask, the others' masks, and
+        whether these are known."""
+        is_known = others is not None
+        others = others & ~visible if is_known else np.zeros_like(visible)
+        crop = cut_crop(image, window, self.config.size, (visible, others))
+        known = np.full_like(crop[..., :1], 255 * is_known)
+        return np.concatenate([crop, known], axis=2)
 
 
 def check_mask(mask: np.ndarray, number: int, size: tuple[int, int]) -> None:
@@ -188,21 +186,12 @@ class MaskOutliner(CropModel):
     """A trained outliner."""
 
     config: OutlinerConfig
-
-    def __init__(
-        self,
-        config: OutlinerConfig,
-        weights: nnx.State,
-        matmul_precision: MatmulPrecision = "float32",
-    ):
-        super().__init__(
-            config, weights, lambda: make_outliner(config, rngs=nnx.Rngs(0)), matmul_precision
-        )
+    make = staticmethod(make_outliner)
 
     def __call__(
         self, image: UInt8[np.ndarray, "H W 3"], prompts: Sequence[Prompt]
     ) -> list[Outline]:
-        """The visible mask that each prompt means.
+        """Returns the visible mask that each prompt means.
 
         A box says how large the object is, clicks do not. So crops of several sizes are read
         around clicks, and the mask that agrees best with those of the others is kept. A second
@@ -228,7 +217,7 @@ class MaskOutliner(CropModel):
     def _read(
         self, image: np.ndarray, windows: Sequence[CropWindow], prompt: Prompt
     ) -> list[Outline]:
-        """The answer of each window."""
+        """Returns the answer of each window."""
         height, width = image.shape[:2]
         outlines = []
         for start in range(0, len(windows), BATCH_SIZES[-1]):
@@ -238,12 +227,12 @@ class MaskOutliner(CropModel):
             assert ious is not None
             for window, window_logits, iou in zip(of_batch, logits, ious, strict=True):
                 image_logits = window.paste(window_logits, height, width, OUTSIDE_LOGIT)
-                outlines.append(Outline(image_logits > 0, float(iou)))
+                outlines.append(Outline(image_logits > self.threshold, float(iou)))
         return outlines
 
 
 def choose_outline(outlines: Sequence[Outline], windows: Sequence[CropWindow]) -> Outline:
-    """The outline of the window whose mask agrees best with the masks of all windows.
+    """Returns the outline of the window whose mask agrees best with the masks of all windows.
 
     A window that is too small shows a part of the object, and each such window another part. The
     mask of the whole object is found in several windows. The predicted IoU alone often prefers a

@@ -5,10 +5,10 @@ heads are computed in NumPy (models/numpy_text.py), so that nothing waits for JA
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float16
@@ -20,9 +20,9 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query, decide
 from r2sm_jax.inference.model_folder import (
     CONFIG,
-    LANGUAGE_MODEL,
     WEIGHTS,
     find_folder,
+    language_model_of,
     read_stored,
 )
 from r2sm_jax.models.hub import find_model, read_tensors, weights_sha256
@@ -39,26 +39,12 @@ Head = Callable[[Float[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]], Float[n
 """Token states, and which tokens are real -> logits."""
 
 
-@runtime_checkable
-class SentenceStates(Protocol):
-    """What a `Decider` needs of a language model; `TextStates` is another one."""
-
-    max_tokens: int
-
-    def __call__(
-        self, sentences: Sequence[str]
-    ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]: ...
-
-    def cut_off(self, sentence: str) -> str: ...
-
-
 class BertStates:
-    """Computes the token states of sentences by a BERT in NumPy."""
+    """Computes the token states of sentences by a BERT in NumPy, as `TextStates` does in JAX."""
 
     def __init__(self, folder: Path, text: TextConfig, tokenizer_sha256: str | None):
         """Opens a model folder. Raises InputError if it cannot be read."""
         self.layers = text.layers
-        self.max_tokens = text.max_tokens
         self.bert = NumpyBert(folder)
         self.tokenizer = QueryTokenizer(
             folder,
@@ -66,7 +52,6 @@ class BertStates:
             max_tokens=text.max_tokens,
             expected_sha256=tokenizer_sha256,
         )
-        self.cut_off = self.tokenizer.cut_off
 
     def __call__(
         self, sentences: Sequence[str]
@@ -83,7 +68,7 @@ class Decider:
     Attributes:
         name: That of the head: a learned one, or a rule that reads the sentence.
         head: A learned head.
-        texts: The language model of a learned head.
+        texts: The language model of a learned head: `BertStates` or `TextStates`.
         temperature: Divides its logits.
     """
 
@@ -91,7 +76,7 @@ class Decider:
         self,
         name: str,
         head: Head | None = None,
-        texts: SentenceStates | None = None,
+        texts: Any = None,
         temperature: float = 1.0,
     ):
         self.name = name
@@ -115,19 +100,19 @@ class Decider:
         for sentence in sentences:
             check_query(sentence)
         logits = self.logits(sentences) if self.texts else np.zeros(len(sentences))
-        decisions = []
-        for sentence, logit in zip(sentences, logits, strict=True):
-            decisions.append(decide(self.name, sentence, float(logit), abstain=abstain))
-        return decisions
+        return [
+            decide(self.name, sentence, float(logit), abstain=abstain)
+            for sentence, logit in zip(sentences, logits, strict=True)
+        ]
 
     def logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
         """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
-        assert self.texts is not None and self.head is not None
+        assert self.head is not None
+        tokenizer = self.texts.tokenizer
         for sentence in dict.fromkeys(sentences):
-            unread = self.texts.cut_off(sentence)
-            if unread:
+            if unread := tokenizer.cut_off(sentence):
                 warnings.warn(
-                    f"a sentence is longer than {self.texts.max_tokens} tokens; this was not "
+                    f"a sentence is longer than {tokenizer.max_tokens} tokens; this was not "
                     f"read: {unread[:200]!r}",
                     TruncatedQuery,
                     stacklevel=3,
@@ -139,6 +124,9 @@ class Decider:
             states, mask = self.texts([sentences[row] for row in rows])
             logits[rows] = self.head(states.astype(np.float32), mask)
         return logits / np.float32(self.temperature)
+
+
+# Loading
 
 
 def cached_decider(name: str) -> Decider:
@@ -167,33 +155,20 @@ def load_decider(name: str | Path) -> Decider:
     folder = find_folder(name)
     stored = read_stored(folder)
     config = from_json(ModelConfig, stored["config"]["model"], str(folder / CONFIG))
-    if not has_learned_head(config, name):
+    if config.head in REFERENCES and config.head != "oracle":
         return Decider(config.head)
-    language_model = stored["language_model"]
-    is_embedded = language_model.get("embedded", False)
-    text_name = str(folder / LANGUAGE_MODEL) if is_embedded else config.text.name
-    texts = open_states(config.text, text_name, language_model, str(folder))
-    weights = {}
-    for key, value in read_tensors(folder / WEIGHTS, HEAD).items():
-        weights[key.removeprefix(HEAD)] = value.astype(np.float32)
-    temperature = stored.get("calibration", {}).get("type_temperature", 1.0)
-    return Decider(config.head, open_head(config, weights), texts, temperature)
-
-
-def has_learned_head(config: ModelConfig, name: str | Path) -> bool:
-    """Whether a head is learned, and no rule that reads the sentence. Raises InputError for one
-    that cannot decide by the words alone.
-
-    Args:
-        name: that of the run or the export, for messages.
-    """
-    is_rule = config.head in REFERENCES and config.head != "oracle"
-    if not is_rule and config.head not in LEARNED_HEADS:
+    if config.head not in LEARNED_HEADS:
         raise InputError(
             f"{name}: its mask-type head, {config.head}, does not decide by the words alone; give "
             f"a model whose head is one of {', '.join(LEARNED_HEADS)}"
         )
-    return not is_rule
+    weights = {}
+    for key, value in read_tensors(folder / WEIGHTS, HEAD).items():
+        weights[key.removeprefix(HEAD)] = value.astype(np.float32)
+    name = language_model_of(folder, stored)
+    texts = open_states(config.text, name, stored["language_model"], str(folder))
+    temperature = stored.get("calibration", {}).get("type_temperature", 1.0)
+    return Decider(config.head, open_head(config, weights), texts, temperature)
 
 
 def open_head(config: ModelConfig, weights: Params) -> Head:
@@ -210,18 +185,18 @@ def open_head(config: ModelConfig, weights: Params) -> Head:
     from flax import nnx
 
     from r2sm_jax.models.mask_type_heads import LEARNED
+    from r2sm_jax.models.matching import put_weights
 
-    text = config.text
-    model = LEARNED[config.head](text.dim, len(text.layers), rngs=nnx.Rngs(0))
-    paths = nnx.to_flat_state(nnx.state(model))
-    state = [(path, leaf.replace(weights[".".join(map(str, path))])) for path, leaf in paths]
-    nnx.update(model, nnx.from_flat_state(state))
+    make, text = LEARNED[config.head], config.text
+    abstract = nnx.eval_shape(lambda: make(text.dim, len(text.layers), rngs=nnx.Rngs(0)))
+    graphdef, shapes = nnx.split(abstract)
+    model = nnx.merge(graphdef, put_weights(shapes, weights))
     return lambda states, mask: np.asarray(
         model(jnp.asarray(states)[None], jnp.asarray(mask)[None])[0]
     )
 
 
-def open_states(text: TextConfig, name: str, trained: dict[str, Any], user: str) -> SentenceStates:
+def open_states(text: TextConfig, name: str, trained: Mapping[str, Any], user: str) -> Any:
     """Opens a language model: a BERT in NumPy, others in JAX. Arguments and errors are those of
     `open_language_model`."""
     folder = find_model(name, "--model.text.name")

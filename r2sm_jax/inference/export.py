@@ -1,29 +1,33 @@
-"""Writes an export: weights, configuration, tokenizer, StableHLO and model card in one folder."""
+"""Writes an export: weights, configuration, tokenizer, StableHLO and model card in one folder; and
+puts it on the Hugging Face hub."""
 
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
-from safetensors.numpy import save_file
+from huggingface_hub.errors import HTTPError
+from safetensors.numpy import save
 
-from r2sm_jax.cli import to_json
+from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import FORMAT_VERSION, Config
 from r2sm_jax.data.letterbox import PAD_COLOUR
 from r2sm_jax.data.tokenizer import write_tokenizer
-from r2sm_jax.errors import load_json
+from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference import stablehlo
-from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner
+from r2sm_jax.inference.crop_models import CropModel
 from r2sm_jax.inference.load import (
+    SEGMENTER,
     UNIT,
-    Part,
     Run,
+    Tensors,
     fill,
     flat_weights,
     published_weights,
@@ -33,22 +37,30 @@ from r2sm_jax.inference.model_card import PART_TEXTS, model_card
 from r2sm_jax.inference.model_folder import (
     CARD,
     CHECKSUMS,
-    CONFIG,
+    FILES,
     FUNCTIONS,
     LANGUAGE_MODEL,
     PREPROCESSOR,
-    WEIGHTS,
     check_files,
     read_checksums,
     read_stored,
     write_checksums,
 )
 from r2sm_jax.inference.predictor import hash_weights
-from r2sm_jax.models.hub import INDEX, TOKENIZER, TOKENIZER_FILES, read_tensors, weight_files
+from r2sm_jax.models.hub import (
+    CONFIG,
+    HUB,
+    HUB_NAME,
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    read_tensors,
+    weight_files,
+)
 from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 
-Parts = Mapping[Part, MaskCompleter | MaskOutliner | None]
 LARGEST = 127
 """Of the whole numbers that a difference is stored in."""
 SMALLEST = 1e-30
@@ -64,8 +76,7 @@ def export(
     *,
     embed_language_model: bool = True,
     compact: bool = False,
-    completer: MaskCompleter | None = None,
-    outliner: MaskOutliner | None = None,
+    parts: Mapping[str, CropModel] | None = None,
 ) -> None:
     """Writes an export of a run.
 
@@ -73,10 +84,9 @@ def export(
         embed_language_model: copy the language model; otherwise refer to it by name.
         compact: write the trained weights alone, in few bytes (load.py), without language model and
             StableHLO.
-        completer: is put into the export, which can complete given masks then.
-        outliner: is put into it, which reads boxes and clicks then.
+        parts: completer and outliner that are put into it.
 
-    Raises InputError if the folder cannot be written, or the model cannot be exported.
+    Raises InputError if the model cannot be exported.
     """
     embed = embed_language_model and not compact
     config = portable_config(run.config)
@@ -95,15 +105,14 @@ def export(
         "weights_sha256": predictor.weights_sha256,
         "config": to_json(config),
     }
-    weights = {name: np.asarray(value) for name, value in flat_weights(predictor.weights).items()}
+    weights = to_numpy(predictor.weights)
     if compact:
-        published = published_weights("segmenter", stored)
+        published = published_weights(SEGMENTER, stored)
         weights = to_differences(weights, published)
         # The hash of the weights once they are loaded: they are rounded.
         rounded = restore_differences(weights, published)
         stored["weights_sha256"] = hash_weights(fill(predictor.weights, rounded, out))
 
-    parts: Parts = {"completer": completer, "outliner": outliner}
     with new_export(out) as folder:
         source = predictor.text_encoder.folder
         if embed:
@@ -117,36 +126,32 @@ def export(
             stablehlo.write_functions(folder / FUNCTIONS, stablehlo.export_functions(run))
         write_json(folder / PREPROCESSOR, preprocessor_config(config))
         card = model_card(out.resolve().name, stored, config, read_report(run))
-        write_model(folder, stored, weights, parts, card)
+        write_model(folder, stored, weights, parts or {}, card)
 
 
-def add_parts(
-    source: Path,
-    out: Path,
-    *,
-    completer: MaskCompleter | None = None,
-    outliner: MaskOutliner | None = None,
-) -> None:
+def add_parts(source: Path, out: Path, parts: Mapping[str, CropModel]) -> None:
     """Writes a copy of an export that holds these parts, in place of those that it has.
 
-    Raises InputError if the export is damaged, or the folder cannot be written.
+    Raises InputError if the export is damaged.
     """
     check_files(source)
-    tensors = read_tensors(source / WEIGHTS)
-    card = (source / CARD).read_text("utf-8") if (source / CARD).is_file() else ""
+    card = source / CARD
     with new_export(out) as folder:
-        for name in read_checksums(source):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, folder / name)
-        parts: Parts = {"completer": completer, "outliner": outliner}
-        write_model(folder, read_stored(source), tensors, parts, card)
+        copy_files(source, folder, read_checksums(source))
+        write_model(
+            folder,
+            read_stored(source),
+            read_tensors(source / WEIGHTS),
+            parts,
+            card.read_text("utf-8") if card.exists() else "",
+        )
 
 
 def write_model(
     folder: Path,
     stored: Mapping[str, Any],
-    tensors: Mapping[str, np.ndarray],
-    parts: Parts,
+    tensors: Tensors,
+    parts: Mapping[str, CropModel],
     card: str,
 ) -> None:
     """Writes weights, configuration and card of an export.
@@ -158,13 +163,10 @@ def write_model(
     """
     stored, tensors = dict(stored), dict(tensors)
     for name, part in parts.items():
-        if part is None:
-            continue
-        sizes = to_json(part.config)
-        stored[name] = {"config": sizes | {"efficientnet": portable_name(sizes["efficientnet"])}}
-        if isinstance(part, MaskCompleter):
+        stored[name] = {"config": without_folders(to_json(part.config))}
+        if name == "completer":
             stored[name]["threshold"] = part.threshold
-        weights = {path: np.asarray(value) for path, value in flat_weights(part.weights).items()}
+        weights = to_numpy(part.weights)
         if stored["compact"]:
             weights = to_differences(weights, published_weights(name, stored))
         prefix = f"{name}."
@@ -173,14 +175,18 @@ def write_model(
         if PART_TEXTS[name] not in card:
             card += PART_TEXTS[name]
 
-    save_file(tensors, folder / WEIGHTS, {"format": "np"})
+    # Not save_file(), whose file nobody else may read.
+    (folder / WEIGHTS).write_bytes(save(tensors, {"format": "np"}))
     write_json(folder / CONFIG, stored)
     (folder / CARD).write_text(card, "utf-8")
 
 
-def to_differences(
-    weights: Mapping[str, np.ndarray], published: Mapping[str, Tensor]
-) -> dict[str, np.ndarray]:
+def to_numpy(weights: Any) -> dict[str, np.ndarray]:
+    """Returns the values of a state by dotted path, as NumPy's arrays."""
+    return {path: np.asarray(value) for path, value in flat_weights(weights).items()}
+
+
+def to_differences(weights: Tensors, published: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Returns the tensors that a compact export has of some weights.
 
     Args:
@@ -207,6 +213,9 @@ def to_differences(
     return stored
 
 
+# Files
+
+
 @contextmanager
 def new_export(out: Path) -> Iterator[Path]:
     """Gives a folder beside `out`. When the block ends, its files go to `out` with checksums, so
@@ -225,17 +234,17 @@ def new_export(out: Path) -> Iterator[Path]:
             os.replace(path, out / path.name)
 
 
+def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Copies those of the files that exist."""
+    for name in names:
+        if (source / name).exists():
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, target / name)
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes a JSON file."""
     path.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-
-
-def copy_files(source: Path, target: Path, names: list[str] | tuple[str, ...]) -> None:
-    """Copies those of the files that exist."""
-    target.mkdir(exist_ok=True)
-    for name in names:
-        if (source / name).exists():
-            shutil.copyfile(source / name, target / name)
 
 
 def read_report(run: Run) -> dict[str, Any] | None:
@@ -253,25 +262,21 @@ def portable_config(config: Config) -> Config:
     kind, colon, path = config.data.source.partition(":")
     source = kind + colon + Path(path).name
     data = replace(config.data, source=source, images=None, backgrounds=None, cutouts=None)
-    text = replace(config.model.text, name=portable_name(config.model.text.name))
-    vision = config.model.vision
-    vision = replace(
-        vision,
-        sam=vision.sam and portable_name(vision.sam),
-        vit=vision.vit and portable_name(vision.vit),
-        efficientnet=vision.efficientnet and portable_name(vision.efficientnet),
-    )
-    completer, outliner = config.model.completer, config.model.outliner
-    completer = replace(completer, efficientnet=portable_name(completer.efficientnet))
-    outliner = replace(outliner, efficientnet=portable_name(outliner.efficientnet))
-    model = replace(config.model, text=text, vision=vision, completer=completer, outliner=outliner)
-    return replace(config, run=None, init=None, resume=False, data=data, model=model)
+    config = replace(config, run=None, init=None, resume=False, data=data)
+    return from_json(Config, without_folders(to_json(config)), CONFIG)
 
 
-def portable_name(model: str) -> str:
-    """Returns the name of a published model, or of the local folder or file that holds one; "" for
-    none."""
-    return Path(model).name if Path(model).expanduser().exists() else model
+def without_folders(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration in JSON in which local folders and files, such as those of published
+    models, are cut to their names."""
+    cut = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            value = without_folders(value)
+        elif isinstance(value, str) and Path(value).expanduser().exists():
+            value = Path(value).name
+        cut[key] = value
+    return cut
 
 
 def preprocessor_config(config: Config) -> dict[str, Any]:
@@ -294,3 +299,46 @@ def preprocessor_config(config: Config) -> dict[str, Any]:
         "image_std": PIXEL_STD.tolist(),
         "max_tokens": config.model.text.max_tokens,
     }
+
+
+# On the hub
+
+
+def check_can_push(name: str) -> None:
+    """Raises InputError for what is no name of a repository, and where no token says who pushes."""
+    match = HUB_NAME.fullmatch(HUB + name.removeprefix(HUB))
+    if match is None or match[2] is not None:
+        raise InputError(f"--push {name}: no name of a repository on the hub; give owner/name")
+    if huggingface_hub.get_token() is None:
+        raise InputError(
+            f"--push {name}: there is no token for the Hugging Face hub; run `hf auth login`, or "
+            "set HF_TOKEN to a token that may write"
+        )
+
+
+def push(folder: Path, name: str) -> str:
+    """Uploads an export to the repository `owner/name`, which is made if there is none.
+
+    Returns its address. Files of an earlier export that the new one lacks are deleted there; other
+    files stay. Raises InputError if the export is damaged, or the hub does not take it.
+    """
+    check_files(folder)
+    api = huggingface_hub.HfApi()
+    repository = name.removeprefix(HUB)
+    try:
+        address = api.create_repo(repository, exist_ok=True)
+        # Only files of an export, in one commit: what else lies in the folder stays here.
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=list(FILES),
+            delete_patterns=list(FILES),
+            commit_message="Export of r2sm_jax",
+        )
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(
+            f"--push {name}: the Hugging Face hub did not take it ({reason}); the export is in "
+            f"{folder}; push it later with hf upload {repository} {folder}"
+        ) from None
+    return str(address)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,18 +26,17 @@ from r2sm_jax.cli import from_json
 from r2sm_jax.config import CompleterConfig, Config, MatmulPrecision, ModelConfig, OutlinerConfig
 from r2sm_jax.data.text_states import open_language_model
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_part
+from r2sm_jax.inference.crop_models import CropModel, MaskCompleter, MaskOutliner, no_part
 from r2sm_jax.inference.model_folder import (
     CONFIG,
-    LANGUAGE_MODEL,
     WEIGHTS,
     check_files,
     find_folder,
     is_export,
+    language_model_of,
     read_stored,
 )
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.crop_unet import make_completer, make_outliner
 from r2sm_jax.models.efficientnet import EfficientNetLite
 from r2sm_jax.models.hub import EFFICIENTNETS, cache_dir, find_model, read_tensors
 from r2sm_jax.models.keys import first_blocks
@@ -45,12 +44,19 @@ from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG, match_pretrained
 from r2sm_jax.models.r2sm import Calibration, abstract_model
 
-Part = Literal["segmenter", "completer", "outliner"]
-PARTS: tuple[Part, ...] = ("segmenter", "completer", "outliner")
+PARTS: dict[str, tuple[type[CropModel], type]] = {
+    "completer": (MaskCompleter, CompleterConfig),
+    "outliner": (MaskOutliner, OutlinerConfig),
+}
+"""What can stand beside a segmenter: its class, and that of its sizes."""
+SEGMENTER = "segmenter"
 UNIT = ".unit"
 """Ends the name of the units of a difference."""
 MAX_CACHE_BYTES = 512 << 20
 """Limit for the compiled programs in the user's cache folder; a program has 40 kB on average."""
+
+Tensors = Mapping[str, np.ndarray]
+"""Weights by dotted path."""
 
 
 @dataclass(frozen=True)
@@ -76,33 +82,26 @@ def load(name: str | Path, *, matmul_precision: MatmulPrecision = "float32") -> 
     folder = find_folder(name)
     stored = read_stored(folder)
     config = from_json(Config, stored["config"], str(folder / CONFIG))
-    tensors = read_parts(folder, stored)
-    if not tensors["segmenter"]:
+    tensors = read_weights(folder, stored)
+    if not tensors[SEGMENTER]:
         part = config.train.part
         raise InputError(
             f"{folder}: this is the run of the part {part}, which finds nothing by itself; put it "
             f"into an export with python -m r2sm_jax.export RUN --{part} {folder} --out DIR"
         )
     graphdef, shapes = nnx.split(abstract_model(config.model))
-    weights = fill(shapes, tensors["segmenter"], folder)
-
-    text, language_model = config.model.text, stored["language_model"]
-    is_embedded = language_model.get("embedded", False)
-    text_encoder = open_language_model(
-        text,
-        str(folder / LANGUAGE_MODEL) if is_embedded else text.name,
-        language_model,
-        str(folder),
-    )
+    parts = {part: make_part(part, folder, stored, tensors, matmul_precision) for part in PARTS}
+    text = config.model.text
     predictor = Predictor(
         config.model,
         graphdef,
-        weights,
-        text_encoder,
+        fill(shapes, tensors[SEGMENTER], folder),
+        open_language_model(
+            text, language_model_of(folder, stored), stored["language_model"], str(folder)
+        ),
         Calibration(**stored.get("calibration", {})),
         matmul_precision,
-        completer=make_part("completer", stored, tensors, folder, matmul_precision),
-        outliner=make_part("outliner", stored, tensors, folder, matmul_precision),
+        **parts,
     )
     if stored["compact"] and predictor.weights_sha256 != stored["weights_sha256"]:
         raise InputError(
@@ -113,7 +112,7 @@ def load(name: str | Path, *, matmul_precision: MatmulPrecision = "float32") -> 
     return Run(folder, config, stored["step"], predictor)
 
 
-def load_part(name: str | Path, part: Part) -> Any:
+def load_part(name: str | Path, part: str) -> Any:
     """Loads a completer or an outliner alone, without segmenter and language model.
 
     Args:
@@ -123,15 +122,10 @@ def load_part(name: str | Path, part: Part) -> Any:
     """
     folder = find_folder(name)
     stored = read_stored(folder)
-    found = make_part(part, stored, read_parts(folder, stored), folder)
+    found = make_part(part, folder, stored, read_weights(folder, stored))
     if found is None:
         raise no_part(part, str(name))
     return found
-
-
-def load_completer(name: str | Path) -> MaskCompleter:
-    """Loads a completer as `load_part`."""
-    return load_part(name, "completer")
 
 
 def load_weights(name: str | Path, config: ModelConfig) -> nnx.State:
@@ -141,43 +135,37 @@ def load_weights(name: str | Path, config: ModelConfig) -> nnx.State:
     """
     folder = find_folder(name)
     stored = read_stored(folder)
-    model = from_json(Config, stored["config"], str(folder / CONFIG)).model
-    if model != config:
+    if from_json(Config, stored["config"], str(folder / CONFIG)).model != config:
         raise InputError(
             f"--init {name}: its model differs from the configuration; use the same --model flags"
         )
-    _, shapes = nnx.split(abstract_model(config))
-    return fill(shapes, read_parts(folder, stored)["segmenter"], folder)
+    shapes = nnx.state(abstract_model(config))
+    return fill(shapes, read_weights(folder, stored)[SEGMENTER], folder)
 
 
 def make_part(
-    part: Part,
-    stored: Mapping[str, Any],
-    tensors: Mapping[Part, Mapping[str, np.ndarray]],
+    part: str,
     folder: Path,
+    stored: Mapping[str, Any],
+    tensors: Mapping[str, Tensors],
     matmul_precision: MatmulPrecision = "float32",
 ) -> Any:
-    """Makes a completer or outliner of its weights. Returns None if there are none."""
+    """Makes the completer or outliner of a folder; None if it has none."""
     if not tensors[part]:
         return None
+    model, sizes = PARTS[part]
     # A run that was stopped before its first evaluation has no entry yet.
     entry = stored.get(part) or {"config": stored["config"]["model"][part]}
-    where = str(folder / CONFIG)
-    if part == "completer":
-        sizes = from_json(CompleterConfig, entry["config"], where)
-        shapes = nnx.state(nnx.eval_shape(lambda: make_completer(sizes, rngs=nnx.Rngs(0))))
-        weights = fill(shapes, tensors[part], folder)
-        return MaskCompleter(sizes, weights, entry.get("threshold", 0.0), matmul_precision)
-    sizes = from_json(OutlinerConfig, entry["config"], where)
-    shapes = nnx.state(nnx.eval_shape(lambda: make_outliner(sizes, rngs=nnx.Rngs(0))))
-    return MaskOutliner(sizes, fill(shapes, tensors[part], folder), matmul_precision)
+    config = from_json(sizes, entry["config"], str(folder / CONFIG))
+    weights = fill(nnx.state(model.abstract(config)), tensors[part], folder)
+    return model(config, weights, entry.get("threshold", 0.0), matmul_precision)
 
 
 # Weights by dotted path
 
 
-def read_parts(folder: Path, stored: Mapping[str, Any]) -> dict[Part, dict[str, np.ndarray]]:
-    """Reads the weights of the segmenter and of the parts beside it; {} for what is not there.
+def read_weights(folder: Path, stored: Mapping[str, Any]) -> dict[str, Tensors]:
+    """Reads the weights of the segmenter and of each of `PARTS`; {} for what is not there.
 
     Raises InputError if there are none yet, a file of an export differs from its checksum, or a
     published encoder of a compact one cannot be had.
@@ -186,24 +174,26 @@ def read_parts(folder: Path, stored: Mapping[str, Any]) -> dict[Part, dict[str, 
         check_files(folder)
     elif not (folder / WEIGHTS).exists():
         raise InputError(f"{folder}: the run has no weights yet; train on with --resume")
-    parts: dict[Part, dict[str, np.ndarray]] = {part: {} for part in PARTS}
+    weights: dict[str, dict[str, np.ndarray]] = {part: {} for part in (SEGMENTER, *PARTS)}
     for path, value in read_tensors(folder / WEIGHTS).items():
         first, _, rest = path.partition(".")
-        if first in ("completer", "outliner"):
-            parts[first][rest] = value
+        if first in PARTS:
+            weights[first][rest] = value
         else:
-            parts["segmenter"][path] = value
-    if stored["compact"]:
-        for part, tensors in parts.items():
-            if tensors:
-                parts[part] = restore_differences(tensors, published_weights(part, stored))
-    return parts
+            weights[SEGMENTER][path] = value
+    if not stored["compact"]:
+        return dict(weights)
+    return {
+        part: restore_differences(tensors, published_weights(part, stored)) if tensors else {}
+        for part, tensors in weights.items()
+    }
 
 
-def published_weights(part: Part, stored: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Returns the published weights that a part starts from, by dotted path; {} for those of a file
-    of its own. `stored`: the config.json. Raises InputError if they cannot be had."""
-    if part == "segmenter":
+def published_weights(part: str, stored: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Returns the published weights that the segmenter or a part starts from, by dotted path; {}
+    for those of a file of its own. `stored`: the config.json. Raises InputError if they cannot be
+    had."""
+    if part == SEGMENTER:
         config = from_json(Config, stored["config"], CONFIG).model
         weights: dict[str, Tensor] = {}
         for report in match_pretrained(config, nnx.state(abstract_model(config))).values():
@@ -219,25 +209,15 @@ def published_weights(part: Part, stored: Mapping[str, Any]) -> Mapping[str, Ten
     return {f"efficientnet.{path}": np.asarray(x) for path, x in flat_weights(filled).items()}
 
 
-def restore_differences(
-    stored: Mapping[str, np.ndarray], published: Mapping[str, Tensor]
-) -> dict[str, np.ndarray]:
-    """Returns all weights of a compact export in float32.
-
-    Raises InputError for the difference from a weight that is not among the published ones.
-    """
+def restore_differences(stored: Tensors, published: Mapping[str, Tensor]) -> Tensors:
+    """Returns all weights of a compact export in float32. A difference is multiplied by its unit
+    and added to the published weight."""
     weights = {name: np.asarray(value, np.float32) for name, value in published.items()}
     for name, value in stored.items():
         if name.endswith(UNIT):
             continue
         weight = value.astype(np.float32)
         if name + UNIT in stored:
-            if name not in published or published[name].shape != value.shape:
-                raise InputError(
-                    f"{name} is stored as the difference from a published weight, but the encoder "
-                    "that was found has none of that name and shape; get the encoder that it was "
-                    "trained with"
-                )
             weight = weights[name] + weight * stored[name + UNIT]
         weights[name] = weight
     return weights
@@ -286,32 +266,26 @@ def enable_compilation_cache() -> None:
     if settings.jax_compilation_cache_dir is not None:
         return
     folder = cache_dir() / "compiled"
-    _prune(folder, MAX_CACHE_BYTES)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    with suppress(OSError):  # another process prunes it, too
+        _prune(folder, MAX_CACHE_BYTES)
+    settings.update("jax_compilation_cache_dir", str(folder))
     # Where the disk is full or a stored program is damaged, JAX compiles the program again. The
     # answer is the same, so JAX's warnings, one for each program, are not shown.
     message = "Error (reading|writing) persistent compilation cache"
     warnings.filterwarnings("ignore", message)
     # By default JAX stores only programs that took a second to compile. A start has a hundred that
     # take less each, so all are stored.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _prune(folder: Path, max_bytes: int) -> None:
     """Deletes the files of a folder that were not read for longest, until `max_bytes` are left."""
     # JAX's own jax_compilation_cache_max_size reads the dates of all programs each time that it
     # adds one: 0.17 s with 3,000 of them, a hundred times at a start.
-    files = []
-    for path in folder.glob("*"):
-        try:
-            status = path.stat()
-        except OSError:  # another process has just deleted it
-            continue
-        files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
-
+    files = [(path, path.stat()) for path in folder.glob("*")]
+    files.sort(key=lambda file: max(file[1].st_atime, file[1].st_mtime), reverse=True)
     num_bytes = 0
-    for _, size, path in sorted(files, reverse=True):
-        num_bytes += size
+    for path, status in files:
+        num_bytes += status.st_size
         if num_bytes > max_bytes:
-            with suppress(OSError):
-                path.unlink()
+            path.unlink()

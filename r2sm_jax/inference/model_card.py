@@ -9,7 +9,17 @@ from huggingface_hub import EvalResult, ModelCardData
 from r2sm_jax.config import MINILM, Config
 from r2sm_jax.models.hub import HUB
 
-METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
+COLUMNS = {
+    "gIoU": ("all", "giou"),
+    "modal": ("modal", "giou"),
+    "amodal": ("amodal", "giou"),
+    "cIoU": ("all", "ciou"),
+    "occluded IoU": ("all", "occluded_iou"),
+    "type accuracy": ("mask_type", "accuracy"),
+}
+"""Of the table of figures: where a split of a report has them."""
+METRICS = ("gIoU", "cIoU", "occluded IoU")
+"""Those that the hub lists."""
 LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
 
 FUNCTIONS_TEXT = (
@@ -53,40 +63,37 @@ def model_card(
         config: its configuration, without local folders.
         report: the run's `report.json`; None where there is none about these weights.
     """
-    compact = stored.get("compact", False)
-    language_model = stored["language_model"]
-    text_name = config.model.text.name
-    is_published = "/" in text_name
-    encoders = config.model.vision.pretrained
-    source = config.data.source
-    if source == "scenes":
-        data_text = SCENES_TEXT.format(scenes=config.data.scenes, seed=config.data.seed)
-    else:
-        data_text = OTHER_DATA_TEXT.format(source=source)
+    data, model = config.data, config.model
+    encoders = model.vision.pretrained
     origin = f"trained by r2sm_jax {stored['r2sm_jax_version']}, step {stored['step']}"
     if encoders:
         origin += f", image encoder from {' and '.join(encoders)}"
+    data_text = SCENES_TEXT if data.source == "scenes" else OTHER_DATA_TEXT
+    language_model = stored["language_model"]
+    is_embedded = language_model["embedded"]
 
     card = (files("r2sm_jax.inference") / "card.md").read_text("utf-8")
     return card.format(
-        front_matter=_front_matter(title, config, report, compact),
+        front_matter=_front_matter(title, config, report, stored["compact"]),
         title=title,
-        num_slots=config.model.decoder.slots,
-        functions="" if compact else FUNCTIONS_TEXT,
+        num_slots=model.decoder.slots,
+        functions="" if stored["compact"] else FUNCTIONS_TEXT,
         figures=_figures(report) if report else "There is no report about these weights.",
-        data=data_text,
-        image_size=config.model.vision.image_size,
-        max_tokens=config.model.text.max_tokens,
-        no_photos=NO_PHOTOS_TEXT if source.startswith(("scenes", "cutouts:")) else "",
+        data=data_text.format(scenes=data.scenes, seed=data.seed, source=data.source),
+        image_size=model.vision.image_size,
+        max_tokens=model.text.max_tokens,
+        no_photos=NO_PHOTOS_TEXT if data.source.startswith(("scenes", "cutouts:")) else "",
         temperature=stored["calibration"]["type_temperature"],
         origin=origin,
         licence="that of the image encoder's publisher" if encoders else "Apache-2.0",
         language_model_folder=f"`{language_model['folder']}/`"
-        if language_model["embedded"]
+        if is_embedded
         else "not in this folder",
-        language_model=text_name if is_published else "a local language model",
+        language_model=model.text.name if "/" in model.text.name else "a local language model",
         language_model_sha256=language_model["sha256"],
-        language_model_licence=LANGUAGE_MODEL_LICENCES.get(text_name, "that of its publisher"),
+        language_model_licence=LANGUAGE_MODEL_LICENCES.get(
+            model.text.name, "that of its publisher"
+        ),
         weights_sha256=stored["weights_sha256"],
     )
 
@@ -94,7 +101,7 @@ def model_card(
 def _front_matter(
     title: str, config: Config, report: Mapping[str, Any] | None, compact: bool
 ) -> str:
-    """The YAML that the hub reads."""
+    """Returns the YAML that the hub reads."""
     text_name = config.model.text.name
     tags = ["jax", "flax", "amodal-segmentation", "referring-expression-segmentation"]
     if not compact:
@@ -113,12 +120,13 @@ def _front_matter(
 
 
 def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
+    """Returns the figures that the hub lists."""
     source = report["meta"]["source"].partition(":")[0]
     results = []
     for split, figures in report["splits"].items():
-        for metric, name in METRICS.items():
-            value = figures["all"][metric]
-            if value is None:
+        for name in METRICS:
+            group, metric = COLUMNS[name]
+            if figures[group][metric] is None:
                 continue
             result = EvalResult(
                 task_type="image-segmentation",
@@ -127,37 +135,28 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
                 dataset_split=split,
                 metric_type=metric,
                 metric_name=name,
-                metric_value=value,
+                metric_value=figures[group][metric],
             )
             results.append(result)
     return results
 
 
 def _figures(report: Mapping[str, Any]) -> str:
-    """A table of the report's splits."""
+    """Returns a table of the report's splits, and what the weights were selected on."""
     lines = [
-        "| split | queries | gIoU | modal | amodal | cIoU | occluded IoU | type accuracy "
-        "| data sha256 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        f"| split | queries | {' | '.join(COLUMNS)} | data sha256 |",
+        f"|---|{(len(COLUMNS) + 2) * '---:|'}",
     ]
     for split, figures in report["splits"].items():
-        overall = figures["all"]
-        values = [
-            overall["giou"],
-            figures["modal"]["giou"],
-            figures["amodal"]["giou"],
-            overall["ciou"],
-            overall["occluded_iou"],
-            figures["mask_type"]["accuracy"],
-        ]
+        values = [figures[group][metric] for group, metric in COLUMNS.values()]
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
         digest = report["meta"]["data_sha256"][split]
-        lines.append(f"| `{split}` | {overall['queries']} | {' | '.join(cells)} | `{digest}` |")
+        num_queries = figures["all"]["queries"]
+        lines.append(f"| `{split}` | {num_queries} | {' | '.join(cells)} | `{digest}` |")
     lines.append("")
     lines.append(
         "At the images' own resolution, over all queries; the predicted mask type picks the mask."
     )
-    selected_on = report["meta"].get("selected_on")
-    if selected_on:
+    if selected_on := report["meta"].get("selected_on"):
         lines.append(f"The checkpoint was selected on `{selected_on}`.")
     return "\n".join(lines)

@@ -1,16 +1,22 @@
 """Folders of runs and exports (docs/export.md): how to find one and check it, without JAX."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import HTTPError
-
 from r2sm_jax.config import FORMAT_VERSION
 from r2sm_jax.errors import InputError, load_json, refuse_dangling
-from r2sm_jax.models.hub import HUB, MODEL_FILES, download, file_sha256
+from r2sm_jax.models.hub import (
+    CONFIG,
+    DOWNLOAD_ERRORS,
+    HUB,
+    MODEL_FILES,
+    WEIGHTS,
+    describe,
+    download,
+    file_sha256,
+)
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
 FUNCTIONS = "model.stablehlo"
 PREPROCESSOR = "preprocessor_config.json"
 CHECKSUMS = "SHA256SUMS"
@@ -48,9 +54,9 @@ def find_folder(name: str | Path) -> Path:
         )
     try:
         return download(str(name), FILES, read_stored)
-    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+    except DOWNLOAD_ERRORS as error:
         raise InputError(
-            f"{name}: the Hugging Face hub did not give this export ({type(error).__name__}); "
+            f"{name}: the Hugging Face hub did not give this export ({describe(error)}); "
             f"check the name, which is {HUB}owner/name, and the network connection"
         ) from None
 
@@ -69,6 +75,14 @@ def read_stored(folder: Path) -> dict[str, Any]:
             "upgrade it with pip install --upgrade r2sm_jax"
         )
     return stored
+
+
+def language_model_of(folder: Path, stored: Mapping[str, Any]) -> str:
+    """Returns the folder or the name of the language model of a run or an export. `stored`: its
+    config.json."""
+    language_model = stored["language_model"]
+    is_embedded = language_model.get("embedded", False)
+    return str(folder / LANGUAGE_MODEL) if is_embedded else language_model["name"]
 
 
 def is_export(folder: Path) -> bool:

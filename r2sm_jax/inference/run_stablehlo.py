@@ -1,4 +1,4 @@
-"""Runs the StableHLO of an export with JAX alone, for verification.py. It must not import r2sm_jax.
+"""Runs the StableHLO of an export with JAX alone, for stablehlo.py. It must not import r2sm_jax.
 
 python -I run_stablehlo.py EXPORT INPUTS OUTPUTS
 

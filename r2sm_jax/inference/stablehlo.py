@@ -1,4 +1,5 @@
-"""`model.stablehlo`: the model as three functions that need only JAX.
+"""`model.stablehlo`: the model as three functions that need only JAX, and their comparison with the
+run.
 
 encode_text(language model, ids [b t], mask [b t]) -> states [b t l e]
 encode_image(weights, image [b S S 3], valid [b S S]) -> features
@@ -8,6 +9,9 @@ The first argument is the content of a safetensors file, as `safetensors.numpy.l
 it. Batch size, number of queries and number of tokens are free.
 """
 
+import subprocess
+import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +19,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import export
+from safetensors.numpy import load_file, save_file
+from scipy.special import expit
 
-from r2sm_jax.inference.load import Run, fill, flat_weights
+from r2sm_jax.data.dataset import Sample
+from r2sm_jax.errors import InputError
+from r2sm_jax.inference.load import Run, fill, flat_weights, load
+from r2sm_jax.inference.predictor import FramedImage, Predictor
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.r2sm import R2SM, ImageFeatures, abstract_model, input_spec
@@ -27,6 +37,10 @@ from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encode
 Tensors = Mapping[str, Tensor]
 """Arrays by dotted name."""
 PLATFORMS = ("cpu", "cuda", "tpu")
+NUM_QUERIES = 4
+"""Of each image on which run and export are compared."""
+MAX_DIFFERENCE = 1e-4
+"""Of mask logits and probabilities from the same token states: what float32 rounding explains."""
 
 
 def export_functions(run: Run) -> dict[str, bytes]:
@@ -102,3 +116,100 @@ def write_functions(path: Path, functions: Mapping[str, bytes]) -> None:
         for name, content in functions.items():
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             file.writestr(info, content, zipfile.ZIP_DEFLATED)
+
+
+# Comparison with the run
+
+
+def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
+    """Returns the largest differences between a run and its export, in a few lines.
+
+    Three programs predict: the run, the export as `load` opens it, and the export's
+    StableHLO in a new process that does not import this package.
+
+    Args:
+        samples: images of the size of the model, with `NUM_QUERIES` queries each and more.
+
+    Raises InputError if the differences are larger than rounding explains, or the StableHLO does
+    not run.
+    """
+    exported = load(folder).predictor
+    size = exported.config.vision.image_size
+    frames, queries = [], []
+    for number, sample in enumerate(samples):
+        frames.append(exported.frame(sample.image[: size - 7 * number]))  # of several shapes
+        queries.append([query.text for query in sample.queries[:NUM_QUERIES]])
+
+    expected = _predict(run.predictor, frames, queries)
+    answers = {
+        "safetensors": _predict(exported, frames, queries),
+        "StableHLO without r2sm_jax": _run_stablehlo(folder, exported, frames, queries),
+    }
+    lines = [
+        f"verified on {len(frames)} images x {NUM_QUERIES} queries; largest differences from the "
+        "run:"
+    ]
+    for title, answer in answers.items():
+        lines.append(f"  {title}: {_compare(f'{folder}: {title}', expected, answer)}")
+    return "\n".join(lines)
+
+
+def _predict(
+    predictor: Predictor, frames: Sequence[FramedImage], queries: Sequence[Sequence[str]]
+) -> dict[str, np.ndarray]:
+    """Returns mask logits and type logits `[b k ...]`."""
+    outputs = predictor.predict_logits(frames, queries)
+    answers = {}
+    for name in ("modal", "amodal", "amodal_logit"):
+        answers[name] = np.stack([[getattr(one, name) for one in row] for row in outputs])
+    return answers
+
+
+def _run_stablehlo(
+    folder: Path,
+    predictor: Predictor,
+    frames: Sequence[FramedImage],
+    queries: Sequence[Sequence[str]],
+) -> dict[str, np.ndarray]:
+    """Runs the export in a new process (run_stablehlo.py), with the predictor's token states."""
+    states, mask = predictor.text_encoder([text for of_image in queries for text in of_image])
+    shape = (len(frames), NUM_QUERIES)
+    inputs = {
+        "image": np.stack([frame.pixels for frame in frames]),
+        "valid": np.stack([frame.letterbox.valid() for frame in frames]),
+        "states": states.reshape(*shape, *states.shape[1:]),
+        "mask": mask.reshape(*shape, -1),
+    }
+    program = Path(__file__).with_name("run_stablehlo.py")
+    with tempfile.TemporaryDirectory() as work:
+        inputs_path = Path(work) / "inputs.safetensors"
+        outputs_path = Path(work) / "outputs.safetensors"
+        save_file(inputs, inputs_path)
+        command = [sys.executable, "-I", program, folder, inputs_path, outputs_path]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode:
+            raise InputError(f"{folder}: the StableHLO does not run: {ended.stderr[-300:]}")
+        return load_file(outputs_path)
+
+
+def _compare(
+    what: str, expected: Mapping[str, np.ndarray], answers: Mapping[str, np.ndarray]
+) -> str:
+    """Returns the largest differences. Raises InputError if they exceed the limit."""
+    in_logits = 0.0
+    num_pixels = 0
+    for name in ("modal", "amodal"):
+        # np.maximum and not max(), which would lose NaN.
+        in_logits = np.maximum(in_logits, np.abs(expected[name] - answers[name]).max())
+        num_pixels += ((expected[name] > 0) != (answers[name] > 0)).sum()
+    probabilities = expit(expected["amodal_logit"]), expit(answers["amodal_logit"])
+    in_probability = np.abs(probabilities[0] - probabilities[1]).max()
+
+    measured = (
+        f"{in_logits:.2g} in mask logits, {in_probability:.2g} in the probability of amodal, "
+        f"{num_pixels} mask pixels"
+    )
+    # Not `>`, so that NaN is refused, too.
+    if not (in_logits <= MAX_DIFFERENCE and in_probability <= MAX_DIFFERENCE):
+        raise InputError(f"{what}, differs from the run: {measured}; {MAX_DIFFERENCE:g} is allowed")
+    return measured

@@ -72,9 +72,9 @@ def complete(
     first, step = parse_shard(shard)
     refuse_overwrite(out, overwrite)
 
-    from r2sm_jax.inference.load import load_completer  # loads JAX
+    from r2sm_jax.inference.load import load_part  # loads JAX
 
-    completer = load_completer(model)
+    completer = load_part(model, "completer")
     collector = Collector()
     truths = list(read_source(source, images, annotations, min_score, crowds, collector))
     collector.check(max_bad)

@@ -23,7 +23,7 @@ from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
 from r2sm_jax.data.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import MaskCompleter
-from r2sm_jax.inference.load import Run, load, load_completer
+from r2sm_jax.inference.load import Run, load, load_part
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.hub import TOKENIZER
@@ -108,7 +108,7 @@ def main(model: str, out: Path, completer: Path | None = None) -> None:
         completer: Run of a completer, in place of the one that the model has.
     """
     run = load(model)
-    completes = run.predictor.completer if completer is None else load_completer(completer)
+    completes = run.predictor.completer if completer is None else load_part(completer, "completer")
     parts = [decide_part(run)]
     if completes is not None:
         parts.append(complete_part(completes))
