@@ -96,7 +96,7 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     count = args.samples or run.config.train.report_samples
     sources = {
         name: open_dataset(data, name, image_size=size, count=count)
-        for name in split_names(data.source, split, data.images)
+        for name in split_names(data.source, split)
     }
     own_data = run.config.data.source
     is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(own_data))
@@ -123,7 +123,7 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     assert args.predictions is not None
     if args.data is None:
         raise InputError("--predictions are for some data; give it as --data json:FILE")
-    splits = split_names(args.data, args.split or "all", args.images)
+    splits = split_names(args.data, args.split or "all")
     if len(splits) > 1:
         raise InputError(
             f"--predictions are for one split; give one --split of {', '.join(splits)}"

@@ -206,11 +206,20 @@ def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(file, tmp_
         return {i.category for index in range(20) for i in source[index].instances}
 
     source = ComposeSource(file, "train", 20, size=SIZE, cutouts=tmp_path)
-    assert {c.item.category for c in source.paster.folder_cutouts} == {"abacus", "anchor", "dog"}
+    assert {c.item.category for c in source.paster.drawings} == {"abacus", "anchor", "dog"}
     assert set(source.vocabulary["category"]) == {*PHOTO_CLASSES, "abacus", "anchor"}
     assert classes(source) >= {"abacus", "anchor"}
     val = ComposeSource(file, "val", 20, size=SIZE, cutouts=tmp_path)
     assert classes(val) <= set(PHOTO_CLASSES)
+
+
+def test_nothing_of_held_out_photos_is_laid_over_training_photos(file, tmp_path):
+    """Not even where `data cutouts` cut the objects of the whole file out."""
+    cutouts(file, out=tmp_path)
+    source = ComposeSource(file, "train", 4, size=SIZE, cutouts=tmp_path)
+    names = source.photos.names_of_splits()
+    assert {cutout.photo for cutout in source.paster.drawings} == names["train"]
+    assert {record.photo for record in read_records(tmp_path)} == set.union(*names.values())
 
 
 def test_no_amodal_query_refers_to_an_unknown_shape():
@@ -231,7 +240,7 @@ REFUSED = [
     ({"split": "test"}, "splits train, val"),
     ({"folder": "."}, "--images"),
     ({"folder": "nowhere"}, "no such image folder"),
-    ({"name": "none.json"}, "no such file"),
+    ({"name": "none.json"}, "No such file"),
     ({"folder": ".", "name": "a.json,a.json"}, "--images"),
 ]
 

@@ -109,7 +109,7 @@ def test_samples_are_rebuilt_exactly(folder, source, samples):
 
 def test_objects_are_split(folder):
     sources = {split: CutoutSource(folder, split, 6) for split in CutoutSource.splits}
-    names = {split: {c.name for c in source.cutouts} for split, source in sources.items()}
+    names = {split: {c.path.name for c in source.cutouts} for split, source in sources.items()}
     parts = [names[split] for split in ("train", "dev", "val")]
     assert all(parts)
     assert sum(map(len, parts)) == len(set.union(*parts)) == len(CUTOUT_NAMES)
@@ -136,7 +136,7 @@ def test_an_index_gives_labels_and_groups(tmp_path):
     sources = [CutoutSource(tmp_path, split, 4) for split in ("train", "dev", "val")]
     cutouts_of_splits = [source.cutouts for source in sources]
     assert [len(part) for part in cutouts_of_splits] == [1, 1, 1]
-    assert {c.name: (c.item.category, c.item.attributes) for (c,) in cutouts_of_splits} == {
+    assert {c.path.name: (c.item.category, c.item.attributes) for (c,) in cutouts_of_splits} == {
         "red-disc.png": ("coin", {"group": "finance"}),
         "red-slab.webp": ("woman's hat", {}),
         "red-hoop.png": ("red hoop", {"group": "jewels"}),
@@ -199,6 +199,15 @@ def test_tags_and_uses_give_queries_that_do_not_name_the_object(tmp_path):
     assert len(counts) == 4 and min(counts.values()) > 2, counts
 
 
+def test_cutouts_of_one_photo_are_of_one_split(tmp_path):
+    write_cutouts(tmp_path)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    write_index(tmp_path, [{"file": f, "photo": f"{k // 4}.jpg"} for k, f in enumerate(files)])
+    splits = ("train", "dev", "val")
+    photos = [{c.photo for c in CutoutSource(tmp_path, s, 1).cutouts} for s in splits]
+    assert all(photos) and sum(map(len, photos)) == len(set.union(*photos)) == 6
+
+
 def test_backgrounds_are_split(tmp_path, folder):
     colours = {f"{k}.jpg": (17 * k, 200 - 13 * k, 90) for k in range(12)}
     for name, colour in colours.items():
@@ -226,7 +235,7 @@ def test_unusable_images_are_left_out_with_one_warning(tmp_path):
         sources = [CutoutSource(tmp_path, split, 1) for split in CutoutSource.splits]
     (warning,) = caught
     assert "left out 3 of 7 images" in str(warning.message)
-    names = {c.name.split(".")[0] for source in sources for c in source.cutouts}
+    names = {c.path.name.split(".")[0] for source in sources for c in source.cutouts}
     assert names == set(CUTOUT_NAMES[:4])
 
 
@@ -239,7 +248,7 @@ REFUSED = [
     ([DISC, {"file": "gone.png"}], {}, "gone.png"),
     ([DISC, DISC], {}, "list each cut-out once"),
     ([DISC | {"tags": "a"}], {}, "tags"),
-    ([DISC], {}, "the only cut-out"),
+    ([DISC], {}, "all cut-outs are of red-disc.png"),
     ([{"file": "opaque.jpg"}], {}, "no cut-out"),
     (None, {"split": "test"}, "splits train"),
     (None, {"folder": Path("none")}, "no such folder"),

@@ -17,7 +17,8 @@ from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.prepare import jitter_colours
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_CUTOUTS, Paster
+from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder
+from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_CUTOUTS, Paster, is_unambiguous
 from r2sm_jax.synthetic.photos import (
     MAX_ZOOM,
     PhotoCutout,
@@ -83,21 +84,24 @@ class ComposeSource(ProceduralSource):
         self.photos = Photos(paths, images)
         self.photo_indices = self._choose_photos(count)
         self.count = len(self.photo_indices) if count is None else count
-        folder = Path(cutouts) if cutouts is not None and self.is_training else None
-        self.cutouts = self._find_cutouts(has_folder=folder is not None)
-        self.paster = Paster(
-            self.photos,
-            self.cutouts,
-            size=self.size,
-            is_training=self.is_training,
-            folder=folder,
-        )
-
-        photo_classes = [name for file in self.photos.files for name in file.classes]
-        folder_classes = [cutout.item.category for cutout in self.paster.folder_cutouts]
-        classes = dict.fromkeys([*photo_classes, *folder_classes])
-        self.vocabulary = {"category": tuple(classes)}
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
+
+        classes = tuple(name for file in self.photos.files for name in file.classes)
+        drawings: list[CutoutFile] = []
+        if cutouts is not None and self.is_training:
+            names = self.photos.names_of_splits()
+            drawings = [
+                cutout
+                for cutout in read_folder(Path(cutouts), self.size)
+                if cutout.photo not in names["dev"] | names["val"]
+                and is_unambiguous(cutout.item.category, cutout.words, classes)
+            ]
+        self.cutouts = self._find_cutouts(has_folder=bool(drawings))
+        self.paster = Paster(
+            self.photos, self.cutouts, drawings, size=self.size, is_training=self.is_training
+        )
+        names_of_drawings = (cutout.item.category for cutout in drawings)
+        self.vocabulary = {"category": tuple(dict.fromkeys([*classes, *names_of_drawings]))}
 
     def _choose_photos(self, count: int | None) -> list[int]:
         """The photos of the split: in the order of the files, or at random if not all are used."""
@@ -148,8 +152,7 @@ class ComposeSource(ProceduralSource):
                 f"{len(self.photo_indices)} photos as well; add photos with masks",
                 stacklevel=3,
             )
-        use_all = self.is_training or not complete
-        return cutouts if use_all else complete
+        return cutouts if self.is_training or not complete else complete
 
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo that cannot be read (any more)."""
@@ -174,7 +177,7 @@ class ComposeSource(ProceduralSource):
 
         # Ids run from left to right; what is not visible at all is left out.
         visible = [instance for instance in instances if instance.modal.any()]
-        visible.sort(key=_horizontal_position)
+        visible.sort(key=lambda instance: sum(masks.box(instance.modal)[::2]))
         numbered = [replace(instance, id=rank) for rank, instance in enumerate(visible, start=1)]
         facts = tuple(describe_objects(numbered))
         marked_classes = () if file.is_partial else file.classes
@@ -184,17 +187,13 @@ class ComposeSource(ProceduralSource):
         self, scene: Scene, rng: np.random.Generator, first_id: int
     ) -> tuple[Query, ...]:
         """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""
-        num_absent = 0
+        num_absent = self.queries // NUM_QUERIES_PER_ABSENT if self.is_training else 0
         if self.split == ABSENT_SPLIT:
             num_absent = self.queries
-        elif self.is_training:
-            num_absent = self.queries // NUM_QUERIES_PER_ABSENT
-
         present = {display_name(instance.category) for instance in scene.instances}
-        absent = [name for name in scene.marked_classes if name not in present]
         absent_queries = write_absent_queries(
             scene.facts,
-            absent,
+            [name for name in scene.marked_classes if name not in present],
             rng=rng,
             count=num_absent,
             split=SPLITS[self.split],
@@ -234,8 +233,3 @@ class ComposeSource(ProceduralSource):
             if number < len(pasted):  # masks of the photo are visible parts: they hide nothing
                 covered |= mask
         return instances
-
-
-def _horizontal_position(instance: Instance) -> int:
-    x0, _, x1, _ = masks.box(instance.modal)
-    return x0 + x1

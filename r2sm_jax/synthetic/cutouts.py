@@ -1,10 +1,10 @@
 """Cut-outs, and scenes composed of them over photos or drawn backdrops.
 
 A folder of cut-outs has PNG or WebP files, each a single object on a transparent background. An
-`index.json` may describe them: a list of `{"file", "label", "tags", "group", "uses"}`, of which all
-but the file may be missing. With an index only its files are used; without one, file names give the
-labels. Tags and uses ("to light a room") give queries that do not name the object, where every
-object of a picture has some.
+`index.json` may describe them: a list of `{"file", "label", "tags", "group", "uses", "photo"}`, of
+which all but the file may be missing. With an index only its files are used; without one, file
+names give the labels. Tags and uses ("to light a room") give queries that do not name the object,
+where every object of a picture has some. Cut-outs of one photo are of one split.
 """
 
 import re
@@ -66,17 +66,19 @@ class CutoutRecord(msgspec.Struct):
     tags: list[str] = []
     group: str | None = None
     uses: list[str] = []
+    photo: str | None = None
 
 
 @dataclass(frozen=True)
 class CutoutFile:
     """One file and what it shows.
 
-    `name` is its path in the folder; `words` are those of its label and tags.
+    `photo` is that which it was cut out of, or the file itself; `words` are those of its label and
+    tags.
     """
 
     path: Path
-    name: str
+    photo: str
     item: Item
     words: frozenset[str]
 
@@ -152,7 +154,7 @@ def _describe(folder: Path, record: CutoutRecord) -> CutoutFile:
     attributes = {"group": record.group} if record.group else {}
     words = frozenset(" ".join((label, *tags)).split())
     item = Item(label, attributes, uses=uses, ideas=tags)
-    return CutoutFile(folder / record.file, record.file, item, words)
+    return CutoutFile(folder / record.file, record.photo or record.file, item, words)
 
 
 def _clean(text: str) -> str:
@@ -195,14 +197,14 @@ class CutoutSource(ProceduralSource):
 
         self._max_side = max(64, round(1.25 * MAX_EXTENT * self.size))
         cutouts = read_folder(Path(folder), self._max_side)
-        names = [cutout.name for cutout in cutouts]
-        if len(names) < 2:
+        origins = {cutout.photo for cutout in cutouts}
+        if len(origins) < 2:
             raise InputError(
-                f"{folder}: {names[0]} is the only cut-out; add others, "
-                "since training and validation share none"
+                f"{folder}: all cut-outs are of {origins.pop()}; add others, since training and "
+                "validation share none"
             )
-        names_of_split = divide(names, HELD_OUT, key=_stem)[part]
-        self.cutouts = [c for c in cutouts if c.name in names_of_split]
+        origins_of_split = divide(origins, HELD_OUT, key=_stem)[part]
+        self.cutouts = [cutout for cutout in cutouts if cutout.photo in origins_of_split]
 
         self.photos: list[Path] = []
         if backgrounds is not None:

@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder, read_picture
+from r2sm_jax.synthetic.cutouts import CutoutFile, read_picture
 from r2sm_jax.synthetic.photos import (
     Photo,
     PhotoCutout,
@@ -24,7 +23,7 @@ from r2sm_jax.synthetic.photos import (
     read_cutout,
 )
 from r2sm_jax.synthetic.pictures import random_flip, rescale
-from r2sm_jax.synthetic.queries.nouns import lexicon
+from r2sm_jax.synthetic.queries.nouns import lexicon_entry
 from r2sm_jax.synthetic.random_choice import choose, pick
 from r2sm_jax.synthetic.scenes.layout import Item, Layout, LayoutRules, PlacedItem
 from r2sm_jax.synthetic.scenes.paint import centred_sprite
@@ -47,36 +46,24 @@ class Paster:
 
     Attributes:
         pools: What can be laid over the photos of each file.
-        folder_cutouts: What can be laid over all photos, of a folder of cut-outs.
+        drawings: What can be laid over all photos, of a folder of cut-outs.
     """
 
     def __init__(
         self,
         photos: Photos,
         cutouts: Sequence[PhotoCutout],
+        drawings: Sequence[CutoutFile],
         *,
         size: int,
         is_training: bool,
-        folder: Path | None = None,
     ):
-        """`cutouts` of `photos`, and those of `folder`, over pictures whose longer side is `size`.
-
-        Raises InputError for a folder that cannot be read.
-        """
+        """`cutouts` are of `photos`. The longer side of a picture is `size`."""
         self._photos = photos
         self._size = size
-        self._is_training = is_training
+        self._count_shares = TRAIN_COUNT_SHARES if is_training else COUNT_SHARES
         self.pools = {file: make_pool(file, cutouts) for file in photos.files}
-
-        self.folder_cutouts: list[CutoutFile] = []
-        if folder is not None:
-            classes = tuple(name for file in photos.files for name in file.classes)
-            self.folder_cutouts = [
-                cutout
-                for cutout in read_folder(folder, size)
-                if is_unambiguous(cutout.item.category, cutout.words, classes)
-            ]
-
+        self.drawings = drawings
         self._cutout_side = round(MAX_STRETCH * size)
         self._rules = LayoutRules(
             hidden_range=(MIN_OCCLUSION + 0.01, MAX_OCCLUSION - 0.01),
@@ -99,10 +86,8 @@ class Paster:
         num_below = len(layout.placed)
 
         if rng.random() >= PLAIN_PHOTO_SHARE:
-            count = 1 + choose(rng, TRAIN_COUNT_SHARES if self._is_training else COUNT_SHARES)
             # Where nothing in the photo can be hidden, one pasted object can still hide another.
-            if num_below == 0:
-                count += 1
+            count = 1 + choose(rng, self._count_shares) + (num_below == 0)
             for _ in range(count):
                 for _ in range(MAX_ATTEMPTS):
                     if self._paste_object(rng, layout, photo, index):
@@ -133,8 +118,8 @@ class Paster:
             extent *= 0.8 + 0.4 * share
 
         pool = self.pools[self._photos.file_of(index)]
-        if self.folder_cutouts and rng.random() < FOLDER_SHARE:
-            file = pick(rng, self.folder_cutouts)
+        if self.drawings and rng.random() < FOLDER_SHARE:
+            file = pick(rng, self.drawings)
             item = Item(file.item.category, {})
             picture = read_picture(file.path, self._size)
             assert picture is not None  # others were left out when the folder was opened
@@ -199,14 +184,12 @@ def make_pool(file: PhotoFile, cutouts: Sequence[PhotoCutout]) -> CutoutPool:
     mean one of these. So no name is pasted that a class of the file could be called by, as in
     a folder of cut-outs, and over a partly marked photo only classes of its file.
     """
+    if file.is_partial:
+        return CutoutPool([cutout for cutout in cutouts if cutout.category in file.classes])
     allowed = []
     for cutout in cutouts:
-        name = cutout.category
-        if file.is_partial:
-            is_allowed = name in file.classes
-        else:
-            is_allowed = is_unambiguous(name, frozenset(name.split()), file.classes)
-        if is_allowed:
+        words = frozenset(cutout.category.split())
+        if is_unambiguous(cutout.category, words, file.classes):
             allowed.append(cutout)
     return CutoutPool(allowed)
 
@@ -214,11 +197,7 @@ def make_pool(file: PhotoFile, cutouts: Sequence[PhotoCutout]) -> CutoutPool:
 @cache
 def nouns_of(classes: tuple[str, ...]) -> list[frozenset[str]]:
     """The words of every noun that a class may be called by."""
-    known_classes = lexicon().classes
-    nouns = set(classes)
-    for name in classes:
-        if name in known_classes:
-            nouns.update(known_classes[name].nouns)
+    nouns = set(classes).union(*(lexicon_entry(name).nouns for name in classes))
     return [frozenset(noun.split()) for noun in nouns]
 
 

@@ -1,24 +1,25 @@
 """Photos with masks: instances files, what can be cut out of their photos, and enlarged parts."""
 
-import hashlib
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, ImageStat
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.coco import read_coco
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.dataset import ImageTruth, Instance
 from r2sm_jax.data.images import image_folders, locate_image, open_annotated
 from r2sm_jax.data.split_summary import CROWD_REMEDY
 from r2sm_jax.data.splits import split_by_hash
+from r2sm_jax.data.validation import Category
 from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
@@ -74,66 +75,65 @@ class PhotoCutout:
     complete: bool
 
 
-class _Category(msgspec.Struct):
-    id: int
-    name: str
-
-
 class _Info(msgspec.Struct):
     partial: bool = False
 
 
 class _Header(msgspec.Struct):
-    """What an instances file says of all its photos."""
-
-    categories: list[_Category] = []
+    categories: list[Category] = []
     info: _Info | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class PhotoFile:
-    """One instances file: its photos, and what it says about them.
+    """One instances file: its photos, and what it says about them."""
 
-    Attributes:
-        path: The file.
-        folders: Where its photos are looked for.
-        truths: The annotations of each photo. Only visible masks are used.
-        classes: The names of its categories, as queries say them.
-        is_partial: Whether its photos also show things that are not marked
-            (`"info": {"partial": true}`). They then give no queries for absent things.
-        complete: Which objects of a photo are complete, of the photos that were asked for.
+    path: Path
+    folders: tuple[Path, ...]
+    """Where its photos are looked for."""
+    truths: tuple[ImageTruth, ...]
+    """The annotations of each photo. Only visible masks are used."""
+    classes: tuple[str, ...]
+    """The names of its categories, as queries say them."""
+    is_partial: bool
+    """Whether its photos also show things that are not marked (`"info": {"partial": true}`). They
+    then give no queries for absent things."""
+
+
+def read_header(path: Path) -> tuple[list[str], bool]:
+    """Reads the names of the categories of a file, and whether it `is_partial`.
+
+    Raises InputError where it cannot be read.
     """
-
-    def __init__(self, path: Path, images: str | PathLike[str] | None = None):
-        """Reads COCO files of all dialects; records that cannot be used are left out and listed.
-
-        Raises InputError for another kind of file, and a missing folder.
-        """
-        self.path = path
-        self.folders = image_folders(path, images)
-        collector = Collector()
-        self.truths = list(read_coco(path, collector=collector))
-        collector.print()
-        instances = [instance for truth in self.truths for instance in truth.instances]
-        if instances and all(instance.ignore for instance in instances):
-            raise InputError(f"{path}: all annotations are ignored; {CROWD_REMEDY}")
-
-        try:
-            header = msgspec.json.decode(read_bytes(path), type=_Header)
-        except msgspec.ValidationError as error:
-            raise InputError(f"{path}: {error}") from error
-        self.is_partial = header.info is not None and header.info.partial
-        categories = sorted(header.categories, key=lambda category: category.id)
-        listed = [display_name(category.name) for category in categories]
-        # Original COCOA names its regions, and lists no categories.
-        used = dict.fromkeys(display_name(instance.category) for instance in instances)
-        self.classes = (*listed, *(name for name in used if name not in listed))
-        self.complete: dict[int, list[bool]] = {}
+    try:
+        header = msgspec.json.decode(read_bytes(path), type=_Header)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path}: {error}") from error
+    categories = sorted(header.categories, key=lambda category: category.id)
+    names = [display_name(category.name) for category in categories]
+    return names, header.info is not None and header.info.partial
 
 
 @lru_cache(maxsize=16)
-def _open_file(path: Path, images: str | PathLike[str] | None, stamp: Hashable) -> PhotoFile:
-    """The splits of a run share one copy of a file; `stamp` changes when the file does."""
-    return PhotoFile(path, images)
+def read_file(path: Path, images: str | PathLike[str] | None, changed: int) -> PhotoFile:
+    """Reads a COCO file of any dialect; records that cannot be used are left out and listed.
+
+    The splits of a run share one copy of a file that was `changed` at a time. Raises InputError for
+    another kind of file, and a missing folder.
+    """
+    folders = image_folders(path, images)
+    collector = Collector()
+    truths = tuple(read_coco(path, collector=collector))
+    collector.print()
+    instances = [instance for truth in truths for instance in truth.instances]
+    if instances and all(instance.ignore for instance in instances):
+        raise InputError(f"{path}: all annotations are ignored; {CROWD_REMEDY}")
+
+    listed, is_partial = read_header(path)
+    # Original COCOA names its regions, and lists no categories.
+    used = dict.fromkeys(display_name(instance.category) for instance in instances)
+    classes = (*listed, *(name for name in used if name not in listed))
+    return PhotoFile(path, folders, truths, classes, is_partial)
 
 
 class Photos:
@@ -160,17 +160,14 @@ class Photos:
                 f"--images {images}: of several files, each has its photos beside it or in "
                 "images/ beside it; leave the folder out"
             )
-        self.paths = [Path(path) for path in paths]
-        self.name = ",".join(map(str, self.paths))
+        self.name = ",".join(map(str, paths))
         self.files: list[PhotoFile] = []
-        for path in self.paths:
-            stamp = path.stat() if path.is_file() else None
-            self.files.append(
-                _open_file(path, images, stamp and (stamp.st_mtime_ns, stamp.st_size))
-            )
-
+        for path in map(Path, paths):
+            changed = path.stat().st_mtime_ns if path.is_file() else 0
+            self.files.append(read_file(path, images, changed))
         # Photo -> its file and its index there.
         self._places = [(file, index) for file in self.files for index in range(len(file.truths))]
+        self._complete: dict[int, list[bool]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -179,37 +176,42 @@ class Photos:
         """The file that a photo is of."""
         return self._places[photo][0]
 
+    def truth_of(self, photo: int) -> ImageTruth:
+        """The annotations of a photo."""
+        file, index = self._places[photo]
+        return file.truths[index]
+
     def name_of(self, photo: int) -> str:
         """The `file_name` of a photo."""
-        file, index = self._places[photo]
-        return file.truths[index].file_name
+        return self.truth_of(photo).file_name
 
     def path_of(self, photo: int) -> Path:
         """The image file of a photo. Raises InputError where it is missing."""
-        file, index = self._places[photo]
-        return locate_image(file.folders, file.truths[index].file_name, file.path)
+        file = self.file_of(photo)
+        return locate_image(file.folders, self.name_of(photo), file.path)
 
-    def photos_of_split(self, split: str) -> list[int]:
-        """The photos of a split, in the order of the files.
+    def names_of_splits(self) -> dict[str, set[str]]:
+        """The names of the photos of train, dev and val.
 
-        Train, dev and all other splits share no file name, also where it is in several files.
-        Raises InputError where a photo of the split is missing, or the split has none.
+        These share none, also where a name is in several files.
         """
         names = {self.name_of(photo) for photo in range(len(self))}
         least_held_out, least_val = 1, 1
         if len(names) < FEW_PHOTOS:
             least_val = 1 if len(names) < 8 else 2
             least_held_out = 2 * least_val
-        dev_and_val = split_by_hash(names, DEV_AND_VAL_SHARE, least=least_held_out)
-        val = split_by_hash(dev_and_val, VAL_SHARE, least=least_val)
-        if split == "train":
-            names_of_split = names - dev_and_val
-        elif split == "dev":
-            names_of_split = dev_and_val - val
-        else:
-            names_of_split = val
+        held_out = split_by_hash(names, DEV_AND_VAL_SHARE, least=least_held_out)
+        val = split_by_hash(held_out, VAL_SHARE, least=least_val)
+        return {"train": names - held_out, "dev": held_out - val, "val": val}
 
-        photos = [photo for photo in range(len(self)) if self.name_of(photo) in names_of_split]
+    def photos_of_split(self, split: str) -> list[int]:
+        """The photos of a split, in the order of the files: those of val for val_hard and others.
+
+        Raises InputError where a photo of the split is missing, or the split has none.
+        """
+        parts = self.names_of_splits()
+        names = parts.get(split, parts["val"])
+        photos = [photo for photo in range(len(self)) if self.name_of(photo) in names]
         if not photos:
             raise InputError(
                 f"{self.name}: {len(self)} photos leave none for the split {split!r}; add photos, "
@@ -220,30 +222,20 @@ class Photos:
         return photos
 
     def read_masks(self, photo: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
-        """The instances of a photo with visible masks at its own size, and which are complete."""
-        file, index = self._places[photo]
+        """The instances of a photo with visible masks at its own size, and which look complete."""
         instances = [
             replace(instance, modal=masks.expand(instance.modal), amodal=None)
-            for instance in file.truths[index].instances
+            for instance in self.truth_of(photo).instances
         ]
-        if index not in file.complete:
-            complete = find_complete([instance.modal for instance in instances])
-            file.complete[index] = [
-                is_complete and not instance.ignore
-                for is_complete, instance in zip(complete, instances, strict=True)
-            ]
-        return instances, file.complete[index]
+        if photo not in self._complete:
+            self._complete[photo] = find_complete([instance.modal for instance in instances])
+        return instances, self._complete[photo]
 
     def open_image(self, photo: int) -> Image.Image:
         """Opens a photo at its own size. Raises InputError as `open_annotated`."""
-        file, index = self._places[photo]
-        size = file.truths[index].size
-        return Image.fromarray(open_annotated(self.path_of(photo), size, str(file.path)))
-
-    def read_mask(self, cutout: PhotoCutout) -> masks.Mask:
-        """Reads the visible mask of a cut-out at the size of its photo."""
-        file, index = self._places[cutout.photo]
-        return masks.expand(file.truths[index].instances[cutout.annotation].modal)
+        size = self.truth_of(photo).size
+        source = str(self.file_of(photo).path)
+        return Image.fromarray(open_annotated(self.path_of(photo), size, source))
 
     def find_cutouts(self, photos: Sequence[int]) -> list[PhotoCutout]:
         """The objects of some photos that are large enough to be pasted, in the order of the files.
@@ -252,27 +244,21 @@ class Photos:
         """
         cutouts: list[PhotoCutout] = []
         # By a hash of the name: where not all photos are read, they are of all files.
-        for photo in sorted(photos, key=self._hash_of_name):
-            file, index = self._places[photo]
-            height, width = file.truths[index].size
+        hashes = {photo: sha256(self.name_of(photo).encode()).digest() for photo in photos}
+        for photo in sorted(photos, key=hashes.__getitem__):
+            height, width = self.truth_of(photo).size
             instances, complete = self.read_masks(photo)
             for annotation, instance in enumerate(instances):
                 x0, y0, x1, y1 = masks.box(instance.modal)
                 side = max(x1 - x0, y1 - y0) / max(height, width)
                 is_large = masks.area(instance.modal) >= MIN_CUTOUT_AREA * height * width
-                if instance.ignore or not is_large:
-                    continue
-                if MIN_CUTOUT_SIDE <= side <= MAX_CUTOUT_SIDE:
+                if is_large and not instance.ignore and MIN_CUTOUT_SIDE <= side <= MAX_CUTOUT_SIDE:
                     category = display_name(instance.category)
-                    cutouts.append(
-                        PhotoCutout(photo, annotation, category, side, complete[annotation])
-                    )
+                    cutout = PhotoCutout(photo, annotation, category, side, complete[annotation])
+                    cutouts.append(cutout)
             if len(cutouts) >= MAX_CUTOUTS:
                 break
         return sorted(cutouts, key=lambda cutout: (cutout.photo, cutout.annotation))
-
-    def _hash_of_name(self, photo: int) -> bytes:
-        return hashlib.sha256(self.name_of(photo).encode()).digest()
 
 
 @lru_cache(maxsize=NUM_PHOTOS_IN_MEMORY)
@@ -288,8 +274,9 @@ def read_photo(photos: Photos, photo: int, side: int) -> Photo:
         sprite = cut_sprite(image, instance.modal, image.size)
         if sprite is not None:
             category = display_name(instance.category)
-            objects.append(PhotoObject(category, sprite, complete, instance.ignore))
-    return Photo(image, tuple(objects), mean_colour(image))
+            is_complete = complete and not instance.ignore
+            objects.append(PhotoObject(category, sprite, is_complete, instance.ignore))
+    return Photo(image, tuple(objects), np.array(ImageStat.Stat(image).mean))
 
 
 @lru_cache(maxsize=NUM_CUTOUTS_IN_MEMORY)
@@ -302,7 +289,7 @@ def read_cutout(
     size.
     """
     image = photos.open_image(cutout.photo)
-    mask = photos.read_mask(cutout)
+    mask = masks.expand(photos.truth_of(cutout.photo).instances[cutout.annotation].modal)
     radius = max(0.7, 0.0022 * max(mask.shape))
 
     # A blur changes nothing further away from the mask than `margin`.
@@ -326,14 +313,7 @@ def read_cutout(
     picture = crop_to_object(picture)
     if photo_side is not None:
         picture = rescale(picture, min(1.0, photo_side / max(image.size)), reducing_gap=3.0)
-    return picture, mean_colour(image)
-
-
-def mean_colour(image: Image.Image) -> np.ndarray:
-    """The mean colour `[3]` of an image (mode RGB). Its histogram is ten times faster than numpy's
-    mean of its pixels, and as exact."""
-    counts = np.array(image.histogram(), float).reshape(3, 256)
-    return counts @ np.arange(256.0) / (image.width * image.height)
+    return picture, np.array(ImageStat.Stat(image).mean)
 
 
 def random_zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
@@ -343,8 +323,7 @@ def random_zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
     """
     width, height = photo.image.size
     share = rng.uniform(1 / MAX_ZOOM, 1) if rng.random() < 0.5 else 1.0
-    crop_width = max(2, round(share * width))
-    crop_height = max(2, round(share * height))
+    crop_width, crop_height = max(2, round(share * width)), max(2, round(share * height))
     left = int(rng.integers(width - crop_width + 1))
     top = int(rng.integers(height - crop_height + 1))
 

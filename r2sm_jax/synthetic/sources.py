@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from r2sm_jax.config import Config, DataConfig
 from r2sm_jax.data.dataset import Dataset, Source, read_json
@@ -19,8 +20,7 @@ REPORTED = "reported"
 """In place of the name of a split: those that a run on the data reports."""
 ALL = "all"
 """In place of the name of a split: those that `evaluate` scores unless it is told otherwise."""
-DRAWN = ("scenes",)
-PROCEDURAL = (*DRAWN, "compose", "cutouts")
+PROCEDURAL = ("scenes", "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
 
 
@@ -37,7 +37,7 @@ class SourceSpec:
     def parse(cls, text: str) -> "SourceSpec":
         """Raises InputError for a text that is none of these."""
         kind, _, path = text.partition(":")
-        if text in DRAWN:
+        if text == "scenes":
             return cls(text)
         if kind in WITH_PATH and path:
             # A file may have a comma in its own name.
@@ -66,27 +66,12 @@ class SourceSpec:
 
 
 def open_dataset(
-    data: DataConfig,
-    split: str,
-    *,
-    image_size: int,
-    count: int | None,
-    queries: int = 8,
-    need_images: bool = True,
+    data: DataConfig, split: str, *, image_size: int, count: int | None, **options: Any
 ) -> Source:
     """Opens one split of the data source of a configuration.
 
-    Args:
-        data: The configuration.
-        split: Name of the split.
-        image_size: Pixels of a side of scenes, composed photographs and pictures of cut-outs.
-        count: Number of these; None = one for each photo that is composed. Files and TFDS data sets
-            are opened whole.
-        queries: Number of queries for each of these.
-        need_images: False to score a dataset file without its images.
-
-    Raises:
-        InputError: The source or the split is unknown, or the data cannot be read.
+    Sides of made pictures have `image_size` pixels; `count` and `options` are those of
+    `open_source`. Raises InputError as it does.
     """
     return open_source(
         data.source,
@@ -94,11 +79,10 @@ def open_dataset(
         count=count,
         seed=data.seed,
         size=image_size,
-        queries=queries,
         images_dir=data.images,
         backgrounds=data.backgrounds,
         cutouts=data.cutouts,
-        need_images=need_images,
+        **options,
     )
 
 
@@ -134,8 +118,6 @@ def open_source(
         InputError: The source or the split is unknown, or the data cannot be read.
     """
     where = SourceSpec.parse(spec)
-    if count is None and where.kind in ("scenes", "cutouts"):
-        raise ValueError(f"{spec}: the number of samples is missing")
     options = {"seed": seed, "size": size, "queries": queries}
     match where.kind:
         case "json":
@@ -156,22 +138,14 @@ def open_source(
         case "cutouts":
             from r2sm_jax.synthetic.cutouts import CutoutSource
 
-            return CutoutSource(
-                where.paths[0], split, count or 0, backgrounds=backgrounds, **options
-            )
+            assert count is not None
+            return CutoutSource(where.paths[0], split, count, backgrounds=backgrounds, **options)
 
         case _:
             from r2sm_jax.synthetic.scenes.source import SceneSource
 
-            return SceneSource(split, count or 0, **options)
-
-
-def spread_evenly(source: Source, count: int) -> Source:
-    """At most `count` samples of a source, at equal distances."""
-    size = len(source)
-    if size <= count:
-        return source
-    return source.subset(number * size // count for number in range(count))
+            assert count is not None
+            return SceneSource(split, count, **options)
 
 
 def open_training(config: Config) -> Source:
@@ -214,7 +188,9 @@ def open_selecting(config: Config) -> Source:
     count = config.train.evaluate_samples
     size = config.model.vision.image_size
     source = open_dataset(config.data, config.train.select_on, image_size=size, count=count)
-    return spread_evenly(source, count)
+    if len(source) <= count:
+        return source
+    return source.subset(number * len(source) // count for number in range(count))
 
 
 def open_reported(config: Config) -> dict[str, Source]:
@@ -224,7 +200,7 @@ def open_reported(config: Config) -> dict[str, Source]:
     size = config.model.vision.image_size
     count = config.train.report_samples
     sources: dict[str, Source] = {}
-    for name in split_names(data.source, REPORTED, data.images):
+    for name in split_names(data.source, REPORTED):
         source = open_dataset(data, name, image_size=size, count=count)
         if not any(source.queries_at(index) for index in range(len(source))):
             raise InputError(
@@ -290,40 +266,27 @@ def stored_splits(folder: Path) -> list[str]:
     return names
 
 
-def asks_for_absent_things(spec: str, images_dir: str | PathLike[str] | None = None) -> bool:
-    """Whether some training queries of a procedural source are for something that is not in the
-    picture.
-
-    Only composed photographs have such queries, where a file marks all of its classes. Raises
-    InputError for a file that cannot be read.
-    """
-    where = SourceSpec.parse(spec)
-    if where.kind != "compose":
-        return False
-    from r2sm_jax.synthetic.photos import Photos
-
-    return any(not file.is_partial for file in Photos(where.paths, images_dir).files)
-
-
-def split_names(spec: str, split: str, images_dir: str | PathLike[str] | None = None) -> list[str]:
+def split_names(spec: str, split: str) -> list[str]:
     """The names of the requested splits: several with commas between them, `REPORTED` or `ALL`.
 
     `REPORTED` are those that a run on these data reports: every val split of procedural data, val
     of a single file, and what a folder or a TFDS data set has besides train and dev. `ALL` is the
-    same, except that a single file is scored whole. `images_dir` is the folder of the images of
-    composed photographs.
+    same, except that a single file is scored whole.
 
-    Raises InputError where nothing is stored except train and dev.
+    Raises InputError where nothing is stored except train and dev, and for a file of photos that
+    cannot be read.
     """
     if split not in (REPORTED, ALL):
         return split.split(",")
 
     where = SourceSpec.parse(spec)
     if where.is_procedural:
+        from r2sm_jax.synthetic.photos import read_header
         from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT, SPLITS
 
         names = [name for name in SPLITS if name.startswith("val")]
-        if not asks_for_absent_things(spec, images_dir):
+        # Of photos in which a file marks all of its classes, queries can ask for absent ones.
+        if where.kind != "compose" or all(read_header(path)[1] for path in where.paths):
             names.remove(ABSENT_SPLIT)
         return names
 

@@ -104,12 +104,13 @@ def cutouts(
         )
     index: dict[str, dict[str, str]] = {}
     for cutout in complete_cutouts:
-        photo = Path(photos.name_of(cutout.photo)).with_suffix("")
-        name = f"{'_'.join(photo.parts)}_{cutout.annotation}.png"
+        photo = photos.name_of(cutout.photo)
+        parts = Path(photo).with_suffix("").parts
+        name = f"{'_'.join(parts)}_{cutout.annotation}.png"
         while name in index:  # of p.jpg and p.png, or of a/b.jpg and a_b.jpg
             name = f"_{name}"
         _save(read_cutout(photos, cutout)[0], out / name, overwrite)
-        index[name] = {"file": name, "label": cutout.category}
+        index[name] = {"file": name, "label": cutout.category, "photo": photo}
     with atomic_write(out / "index.json", overwrite) as part:
         content = json.dumps([*index.values()], ensure_ascii=False)
         part.write_text(content + "\n", encoding="utf-8")
