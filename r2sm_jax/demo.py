@@ -23,7 +23,8 @@ from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import read_file
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import enable_compilation_cache, load
-from r2sm_jax.inference.predictor import MASK_TYPE_CHOICES, EncodedImage, Predictor
+from r2sm_jax.inference.predictor import EncodedImage, Predictor
+from r2sm_jax.inference.prompts import MASK_TYPE_CHOICES
 
 TITLE = "Which mask do you mean?"
 INTRODUCTION = f"# {TITLE}\nThe words decide: the visible part of a thing, or its complete shape."

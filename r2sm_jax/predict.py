@@ -32,7 +32,7 @@ from r2sm_jax.inference.many import (
 )
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.inference.prompts import clean, read_mask, read_requests
+from r2sm_jax.inference.prompts import clean, read_requests
 
 DEFAULT_OUT = Path("predictions")
 
@@ -48,14 +48,14 @@ def predict_one(args: PredictConfig) -> None:
     image = read_image(Path(args.image))
     given: dict[str, Any] = {}
     if args.mask is not None:
-        mask = read_mask(read_file(Path(args.mask), image.shape[:2]), image.shape[:2], args.mask)
+        mask = read_file(Path(args.mask), image.shape[:2])
         given["masks"] = [clean(mask) if args.clean else mask]
     if args.box is not None:
         given["boxes"] = [args.box]
     if args.point or args.not_point:
         clicks = [(x, y, True) for x, y in args.point] + [(x, y, False) for x, y in args.not_point]
         given["points"] = [clicks]
-    read_requests([args.query], image.shape[:2], **given)
+    read_requests([args.query], image.shape[:2], args.mask_type, **given)
 
     predictor = load_predictor(args)
     predictor.set_image(image)

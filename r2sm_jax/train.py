@@ -21,6 +21,7 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_first(lambda: parse_config(sys.argv[1:]))
 
+import jax
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
@@ -140,6 +141,8 @@ class SegmenterEvaluation:
 
     def __call__(self, weights: nnx.State, step: int, folder: Path) -> Evaluation:
         """Evaluates the weights of a step."""
+        # They may be divided among devices and processes; predicting uses one device.
+        weights = jax.device_put(weights, jax.local_devices()[0])
         predictor = self._predictor = self._predictor or self._open(weights=weights)
         predictor = predictor.updated(weights=weights)
         sentences = intent_sentences("calibration")

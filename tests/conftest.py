@@ -58,6 +58,7 @@ install_import_hook(
 )
 
 import jax
+import numpy as np
 import pytest
 from filelock import FileLock
 from hypothesis import settings
@@ -133,6 +134,21 @@ def refused(command):
         return errors[0]
 
     return run
+
+
+# Two objects of a photo, for tests of prompts.
+
+SIZE = 60, 80
+
+
+def rectangle(x0: int, y0: int, x1: int, y1: int) -> np.ndarray:
+    """A mask of that photo."""
+    mask = np.zeros(SIZE, bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+MUG, BOX = rectangle(10, 10, 30, 40), rectangle(30, 20, 60, 50)
 
 
 # Folders that all tests read and none writes in. A test that changes something copies them.

@@ -72,7 +72,7 @@ class StubPredictor(Predictor):
         self.matmul_precision = "float32"
         self.completer = None
         self.outliner = None
-        self._weights = nnx.State({})
+        self.weights = nnx.State({})
         self._image = None
         self._process_id = os.getpid()
         self.num_images = 0

@@ -234,7 +234,7 @@ def bad_files(photo, tmp_path_factory) -> Path:
         (["PHOTO", QUERY, "--abstain", "-1"], "--abstain"),
         (["PHOTO", QUERY, "--shard", "1/2"], "--shard"),
         (["PHOTO", QUERY, "--clean"], "--clean"),
-        (["PHOTO", QUERY, "--mask", "empty.png"], "empty.png"),
+        (["PHOTO", QUERY, "--mask", "empty.png"], "it is empty"),
         (["PHOTO", QUERY, "--mask", "small.png"], "small.png"),
         (["PHOTO", QUERY, "--mask", "missing.png"], "missing.png"),
         (["PHOTO", QUERY, "--mask", "mug.png", "--mask", "specks.png"], "--mask is given 2 times"),

@@ -23,6 +23,7 @@ from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
 from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, score, truths_of_image
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Asked, Predictor
+from r2sm_jax.inference.prompts import Request
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import REFERENCES, Sentence
 
@@ -69,7 +70,7 @@ def evaluate(
             methods = REFERENCE_METHODS | methods_of(predictor.completer)
             samples = read_all(source, f"completing objects of {name}")
             split["completion"] = score_completion(methods, samples)
-        if predictor.has_prompts:
+        if predictor.outliner is not None:
             split["prompts"] = prompt_figures(partial(_look, predictor), choose_images(source))
     return report, evaluated
 
@@ -145,7 +146,7 @@ def answer_all(
         source: the images and their queries.
         use: is called in threads, for one query after the other.
         name: of the split, for the progress that is shown.
-        options: of `Predictor.to_prediction`.
+        options: of `to_prediction`.
     """
     indices = [index for index in range(len(source)) if source.queries_at(index)]
     # The oracle head is told the requested type.
@@ -155,12 +156,12 @@ def answer_all(
         sample = source[index]
         truths = truths_of_image(truth_of_sample(sample), index)
         scored = [truth for truth in truths if not truth.left_out]
-        return Asked(
-            predictor.frame(sample.image),
-            [truth.query.text for truth in scored],
-            mask_types=[t.query.mask_type if is_oracle else "auto" for t in scored],
-            about=(scored, [truth for truth in truths if truth.left_out]),
-        )
+        requests = []
+        for truth in scored:
+            mask_type = truth.query.mask_type if is_oracle else "auto"
+            requests.append(Request(truth.query.text, mask_type))
+        left_out = [truth for truth in truths if truth.left_out]
+        return Asked(predictor.frame(sample.image), requests, about=(scored, left_out))
 
     def finish(asked: Asked, predictions: Iterator[Prediction]) -> tuple[list[T], list[QueryTruth]]:
         scored, left_out = asked.about
@@ -168,6 +169,5 @@ def answer_all(
 
     with show_progress(f"evaluating images of {name}", len(indices)) as advance:
         for finished in predictor.stream(indices, read, finish, **options):
-            assert finished is not None  # no image is left out
             yield finished
             advance(1)

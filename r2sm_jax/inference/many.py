@@ -30,6 +30,7 @@ from r2sm_jax.data.images import (
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
 from r2sm_jax.inference.prediction import MAX_PICTURE, Prediction
 from r2sm_jax.inference.predictor import Asked, Predictor
+from r2sm_jax.inference.prompts import read_requests
 from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
 from r2sm_jax.progress import show_progress
 
@@ -258,13 +259,13 @@ def predict_images(
 
     def read(task: Task) -> Asked:
         try:
-            frame = predictor.frame(read_image(task.path, task.size))
+            image = read_image(task.path, task.size)
         except InputError as error:
             # One damaged file in a folder of thousands must not end the call.
             failed[task.name] = str(error)
-            return Asked(predictor.frame(BLANK), (), (), task)
-        queries = [text for _, text in task.queries]
-        return Asked(frame, queries, [mask_type] * len(queries), task)
+            return Asked(predictor.frame(BLANK), (), task)
+        requests = read_requests([text for _, text in task.queries], image.shape[:2], mask_type)
+        return Asked(predictor.frame(image), requests, task)
 
     def finish(asked: Asked, predictions: Iterable[Prediction]) -> None:
         task: Task = asked.about

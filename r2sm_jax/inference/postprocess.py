@@ -1,15 +1,8 @@
-"""From the model's output for one query to a `Prediction`.
+"""From the model's output for one query to a `Prediction`. The presence of a target gates it so:
 
-    decide             mask-type head, rule or caller        Decision (decision.py)
-    resize_logits      mask logits in the letterbox frame    mask logits of the image's size
-    to_prediction      decision, masks, scores, instances    Prediction
-    name_hiders        what hides it, of the same call       Prediction
-
-The presence of a target gates them so:
-
-    fused mask      empty below `ModelConfig.presence_threshold`; `R2SM.decode` has emptied it
-    instances       the target is present, and so is the slot (`MIN_INSTANCE_PRESENCE`)
-    candidates      never gated: average precision ranks all slots by their confidence
+fused mask      empty below `ModelConfig.presence_threshold`; `R2SM.decode` has emptied it
+instances       the target is present, and so is the slot (`MIN_INSTANCE_PRESENCE`)
+candidates      never gated: average precision ranks all slots by their confidence
 """
 
 from collections.abc import Sequence
@@ -19,30 +12,18 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 from scipy.special import expit
 
-from r2sm_jax.config import UNSURE_BELOW
+from r2sm_jax.config import ModelConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.inference.decision import Decision
+from r2sm_jax.errors import InputError
+from r2sm_jax.inference.decision import decide
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
-from r2sm_jax.models.r2sm import R2SMOutput
+from r2sm_jax.inference.prompts import Request
+from r2sm_jax.models.r2sm import Calibration, R2SMOutput
 
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
-
-
-def resize_logits(
-    modal_logits: Float[ArrayLike, "h w"],
-    amodal_logits: Float[ArrayLike, "h w"],
-    letterbox: Letterbox,
-) -> tuple[Float[np.ndarray, "H W"], Float[np.ndarray, "H W"]]:
-    """Returns modal and amodal mask logits at the image's size from those in the letterbox
-    frame."""
-    modal = letterbox.undo(np.asarray(modal_logits))
-    # The model gives no amodal logit below the modal one. But enlarging rounds each of the two, so
-    # the maximum makes sure that the amodal mask contains the modal one.
-    amodal = np.maximum(letterbox.undo(np.asarray(amodal_logits)), modal)
-    return modal, amodal
 
 
 def resize_masks(
@@ -52,48 +33,56 @@ def resize_masks(
 ) -> tuple[Mask, Mask]:
     """Returns the modal and the amodal mask [H W] from mask logits in the letterbox frame."""
     modal = letterbox.undo_mask(np.asarray(modal_logits))
-    # As in `resize_logits`: the amodal mask contains the modal one.
+    # The model gives no amodal logit below the modal one. But enlarging rounds each of the two, so
+    # the union makes sure that the amodal mask contains the modal one.
     return modal, letterbox.undo_mask(np.asarray(amodal_logits)) | modal
 
 
 def to_prediction(
-    query: str,
+    request: Request,
     output: R2SMOutput,
-    decision: Decision,
     letterbox: Letterbox,
+    config: ModelConfig,
+    calibration: Calibration,
     *,
-    presence_threshold: float,
+    unread: str = "",
+    abstain: float = 0.0,
     with_candidates: bool = False,
     with_logits: bool = False,
-    unread: str = "",
-    unsure_below: float = UNSURE_BELOW,
 ) -> Prediction:
-    """Makes the prediction for one query.
+    """Makes the prediction for one query by its words.
 
     Args:
+        request: what was asked.
         output: numpy arrays without the axes b and k.
         letterbox: that of the image.
-        presence_threshold: logit below which the target is absent.
+        config: names the mask-type head, and has the threshold of presence.
+        calibration: says which answers are called unsure.
+        unread: the end of the query that the language model did not read.
+        abstain: a probability that is nearer than this to 0.5 is undecided.
         with_candidates: fill in `Prediction.candidates`.
         with_logits: fill in `Prediction.mask_logits`.
-        unread: the end of the query that the language model did not read.
-        unsure_below: the predicted IoU below which the answer is called unsure.
+
+    Raises InputError for an oracle head where no mask type is forced.
     """
-    fused = output.fused
-    slots = output.slots
+    if config.head == "oracle" and request.mask_type == "auto":
+        raise InputError(
+            "this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal"
+        )
+    amodal_logit = float(output.amodal_logit)
+    decision = decide(config.head, request.text, amodal_logit, request.mask_type, abstain=abstain)
     is_amodal = decision.mask_type == "amodal"
+    fused, slots = output.fused, output.slots
+    modal, amodal = resize_masks(fused.modal, fused.amodal, letterbox)
     mask_logits = None
     if with_logits:
-        modal_logits, amodal_logits = resize_logits(fused.modal, fused.amodal, letterbox)
-        mask_logits = amodal_logits if is_amodal else modal_logits
-        modal, amodal = modal_logits > 0, amodal_logits > 0
-    else:
-        modal, amodal = resize_masks(fused.modal, fused.amodal, letterbox)
+        mask_logits = letterbox.undo(np.asarray(fused.modal))
+        if is_amodal:
+            mask_logits = np.maximum(mask_logits, letterbox.undo(np.asarray(fused.amodal)))
 
     slot_presence = expit(slots.presence)
-    has_target = fused.presence > presence_threshold
+    has_target = fused.presence > config.presence_threshold
     is_present = has_target & (slot_presence >= MIN_INSTANCE_PRESENCE)
-
     instances = []
     candidates = []
     for slot in range(len(slot_presence)):
@@ -116,7 +105,7 @@ def to_prediction(
     instances.sort(key=lambda instance: -instance.score)
 
     return Prediction(
-        query=query,
+        query=request.text,
         mask_type=decision.mask_type,
         amodal_probability=decision.amodal_probability,
         score=float(fused.iou[int(is_amodal)]),
@@ -129,7 +118,7 @@ def to_prediction(
         presence=float(expit(np.float64(fused.presence))),
         undecided=decision.undecided,
         unread=unread,
-        unsure_below=unsure_below,
+        unsure_below=float(calibration.unsure_below),
     )
 
 

@@ -1,26 +1,29 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries.
 
-    photo      open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
-    sentence   TextStates: the frozen language model                token states [t l e]
-    both       R2SM.decode                                          R2SMOutput: logits in the frame
-    logits     decide (decision.py), to_prediction (postprocess.py) Prediction
+    what is given   read_requests (prompts.py)                           one Request a query
+    photo           open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
+    sentence        TextStates: the frozen language model                token states [t l e]
+    both            R2SM.decode                                          R2SMOutput
+    logits          to_prediction (postprocess.py)                       Prediction
 
 Where the caller says where the object is, the sentence only decides which of its masks is meant:
 
-    box, clicks   MaskOutliner     visible mask, in place of a given one
-    visible mask  MaskCompleter    complete mask; both replace those of the prediction
+    box, clicks     MaskOutliner                                         visible mask
+    visible mask    MaskCompleter                                        complete mask
 """
 
 import copy
 import hashlib
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
@@ -32,10 +35,10 @@ from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_part
-from r2sm_jax.inference.decision import TruncatedQuery, check_abstain, check_query, decide
+from r2sm_jax.inference.decision import TruncatedQuery, check_abstain
 from r2sm_jax.inference.postprocess import name_hiders, to_prediction
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.prompts import Request, list_masks, read_mask, read_requests
+from r2sm_jax.inference.prompts import Request, read_mask, read_requests
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Click, Prompt
@@ -43,8 +46,6 @@ from r2sm_jax.query import Click, Prompt
 T = TypeVar("T")
 R = TypeVar("R")
 
-MASK_TYPE_CHOICES = ("auto", "modal", "amodal")
-"""Values of `mask_type`; auto: the query decides."""
 QUERY_BUCKETS = (1, 4, 8)
 """The queries of a row are padded to one of these numbers, so that few shapes are compiled. An
 image with more queries than the last number takes several rows of a batch."""
@@ -67,20 +68,19 @@ class EncodedImage(NamedTuple):
     letterbox: Letterbox
     features: ImageFeatures
     pixels: UInt8[np.ndarray, "H W 3"]
-    """The image itself, which the completer looks at."""
+    """The image itself, which completer and outliner look at."""
 
 
 class Asked(NamedTuple):
-    """An image and the sentences about it, for `Predictor.stream`."""
+    """An image and what is asked about it, for `Predictor.stream`."""
 
     image: FramedImage
-    queries: Sequence[str]
-    mask_types: Sequence[str]
-    """Auto, modal or amodal for each query."""
+    requests: Sequence[Request]
     about: Any = None
     """Whatever the caller wants to know of it later."""
 
 
+@dataclass(eq=False, repr=False)
 class Predictor:
     """Segments images by queries.
 
@@ -91,90 +91,50 @@ class Predictor:
     should `encode` each image and pass it to `predict`.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        graphdef: nnx.GraphDef,
-        weights: nnx.State,
-        text_encoder: TextStates,
-        calibration: Calibration = NOT_CALIBRATED,
-        matmul_precision: MatmulPrecision = "float32",
-        completer: MaskCompleter | None = None,
-        outliner: MaskOutliner | None = None,
-    ):
-        """Takes a model that `nnx.split` divided into `graphdef` and `weights`.
+    config: ModelConfig
+    graphdef: nnx.GraphDef
+    """The model without its weights, as `nnx.split` gives it."""
+    weights: nnx.State
+    """All weights of the segmenter except the language model's, on one device."""
+    text_encoder: TextStates
+    calibration: Calibration = NOT_CALIBRATED
+    matmul_precision: MatmulPrecision = "float32"
+    completer: MaskCompleter | None = None
+    outliner: MaskOutliner | None = None
 
-        Args:
-            config: sizes and mask-type head of the model.
-            text_encoder: the frozen language model.
-            calibration: fitted after training (evaluation/calibration.py).
-            matmul_precision: how dense layers multiply (models/matmul.py).
-            completer: completes given masks; None: the model has none.
-            outliner: draws the visible masks of boxes and clicks; None: the model has none.
-        """
-        self.config = config
-        self.text_encoder = text_encoder
-        self.calibration = calibration
-        self.matmul_precision = matmul_precision
-        self.completer = completer
-        self.outliner = outliner
-        self.weights = weights
+    def __post_init__(self) -> None:
         self._image: EncodedImage | None = None
         self._process_id = os.getpid()
+        self._encode_image = self._compiled(R2SM.encode_image)
+        self._decode = self._compiled(R2SM.decode)
+        self._amodal_logit = self._compiled(_calibrated_amodal_logit)
 
-        def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(weights: nnx.State, *inputs: Any) -> Any:
-                # Set inside, where JAX traces: the program has this precision, whatever the
-                # caller's own setting of JAX is.
-                with jax.default_matmul_precision(JAX_PRECISION[matmul_precision]):
-                    model = nnx.merge(graphdef, weights)
-                    set_matmul_precision(model, matmul_precision)
-                    return method(model, *inputs)
+    def _compiled(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        graphdef, precision = self.graphdef, self.matmul_precision
 
-            return jax.jit(call)
+        def call(weights: nnx.State, *inputs: Any) -> Any:
+            # Set inside, where JAX traces: the program has this precision, whatever the caller's
+            # own setting of JAX is.
+            with jax.default_matmul_precision(JAX_PRECISION[precision]):
+                model = nnx.merge(graphdef, weights)
+                set_matmul_precision(model, precision)
+                return method(model, *inputs)
 
-        self._encode_image = compiled(R2SM.encode_image)
-        self._decode = compiled(R2SM.decode)
-        self._amodal_logit = compiled(_calibrated_amodal_logit)
+        return jax.jit(call)
 
-    def updated(
-        self, *, weights: nnx.State | None = None, calibration: Calibration | None = None
-    ) -> "Predictor":
-        """Returns a predictor with other weights or another calibration.
+    def updated(self, **values: Any) -> "Predictor":
+        """Returns a predictor with other `weights` or another `calibration`.
 
         It shares the compiled functions of this one, so nothing is compiled anew.
         """
         other = copy.copy(self)
-        other._image = None
-        if weights is not None:
-            other.weights = weights
-        if calibration is not None:
-            other.calibration = calibration
+        vars(other).update(values, _image=None)
         return other
 
     @property
     def mask_threshold(self) -> float:
         """Logit of the decoder above which a pixel is mask."""
         return self.config.mask_threshold + float(self.calibration.mask_shift)
-
-    @property
-    def has_prompts(self) -> bool:
-        """Whether the model reads boxes and clicks."""
-        return self.outliner is not None
-
-    @property
-    def weights(self) -> nnx.State:
-        """All weights of the segmenter except the language model's, on one device.
-
-        Setting them collects weights that are divided among devices, and moves them to the first
-        device of this process.
-        """
-        return self._weights
-
-    @weights.setter
-    def weights(self, weights: nnx.State) -> None:
-        # In training they may be divided among devices and processes; predicting uses one device.
-        self._weights = jax.device_put(weights, jax.local_devices()[0])
 
     @property
     def weights_sha256(self) -> str:
@@ -195,14 +155,9 @@ class Predictor:
 
         Raises InputError if it cannot be read as an image, or is too large (see `open_image`).
         """
-        self._check_process()
         pixels = open_image(image)
-        if isinstance(image, np.ndarray):
-            # What the caller draws into the array later must not change what is predicted.
-            pixels = pixels.copy()
-        letterbox, frame = self.frame(pixels)
-        features = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
-        return EncodedImage(letterbox, features, pixels)
+        frame = self.frame(pixels)
+        return EncodedImage(frame.letterbox, self._features([frame]), pixels)
 
     def predict(
         self,
@@ -230,48 +185,46 @@ class Predictor:
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
-            masks: for each query the visible mask of its object, in a layout of `prompts.to_mask`,
-                or None.
+            masks: for each query the visible mask of its object, in a layout of
+                `prompts.read_mask`, or None.
             boxes: for each query a box x0 y0 x1 y1 around what shows of its object, in pixels, or
                 None.
             points: for each query a list of clicks (x, y) or (x, y, is_positive), in pixels, or
                 None. A click that is not positive lies beside the object.
 
-        Raises InputError if there is no image, as `read_requests`, if the mask type is unknown or
-        the run has an oracle head and none is forced, and if the model lacks the completer or the
-        outliner that is needed.
+        Raises InputError if there is no image, as `read_requests`, if the run has an oracle head
+        and no mask type is forced, and if the model lacks the completer or the outliner that is
+        needed.
         """
         image = self._encoded(image)
-        requests = read_requests(queries, image.pixels.shape[:2], masks, boxes, points)
-        self.check((), mask_type)
+        size = image.pixels.shape[:2]
+        requests = read_requests(queries, size, mask_type, masks, boxes, points)
         check_abstain(abstain)
         if self.outliner is None and any(request.prompt for request in requests):
-            raise InputError(
-                "this model has no outliner, which reads boxes and clicks; take one with an "
-                "outliner, such as photos-small, or give the visible mask"
-            )
+            raise no_part("outliner", "this model")
 
-        predictions: list[Prediction] = []
-        for part in _split([request.text for request in requests], QUERY_BUCKETS[-1]):
-            (outputs,) = self._decode_rows(image.features, [part])
-            for text, output in zip(part, outputs, strict=True):
-                predictions.append(
-                    self.to_prediction(text, output, image.letterbox, mask_type, abstain=abstain)
-                )
+        outputs = []
+        for part in _batched([request.text for request in requests], QUERY_BUCKETS[-1]):
+            outputs += self._decode_rows(image.features, [part])[0]
+        predictions = []
+        for request, output in zip(requests, outputs, strict=True):
+            predictions.append(
+                self._to_prediction(request, output, image.letterbox, abstain=abstain)
+            )
         self._warn_of_truncated(predictions)
         return name_hiders(self._with_places(predictions, requests, image))
 
     def complete(
         self,
-        masks: Iterable[Any] | None,
-        neighbours: Sequence[Any | None] | None = None,
+        masks: Iterable[Any],
+        neighbours: Iterable[Any] | None = None,
         image: EncodedImage | ImageLike | None = None,
     ) -> list[Mask]:
         """Returns the complete masks `[H W]` of some objects of an image.
 
         Args:
-            masks: what shows of each object, in a layout of `prompts.to_mask`; an array `[m H W]`
-                will do. None, which some systems give where they find nothing, is refused.
+            masks: what shows of each object, in a layout of `prompts.read_mask`; an array `[m H W]`
+                will do.
             neighbours: for each object the union of the visible masks of all others, or None where
                 it is not known. Default: the union of the other `masks`.
             image: default: the one of `set_image`.
@@ -281,24 +234,18 @@ class Predictor:
         """
         if self.completer is None:
             raise no_part("completer", "this model")
-        image = self._image if image is None else image
-        if image is None:
-            raise InputError("no image to look at; call set_image first")
-        # The completer reads pixels, so the features of the image are not needed.
-        pixels = image.pixels if isinstance(image, EncodedImage) else open_image(image)
+        pixels = self._encoded(image).pixels
         size = pixels.shape[:2]
         visible_masks = []
-        for number, mask in enumerate(list_masks(masks), start=1):
+        for number, mask in enumerate(masks, start=1):
             visible_masks.append(read_mask(mask, size, f"mask {number}"))
-        others: list[Mask | None] | None = None
-        if neighbours is not None:
-            if len(neighbours) != len(visible_masks):
-                raise InputError(f"{len(neighbours)} neighbours, but {len(visible_masks)} masks")
-            others = []
-            for number, mask in enumerate(neighbours, start=1):
-                name = f"neighbours of mask {number}"
-                is_known = mask is not None
-                others.append(read_mask(mask, size, name, may_be_empty=True) if is_known else None)
+        if neighbours is None:
+            return self.completer(pixels, visible_masks)
+        others = []
+        for number, mask in enumerate(neighbours, start=1):
+            name = f"the neighbours of mask {number}"
+            is_known = mask is not None
+            others.append(read_mask(mask, size, name, may_be_empty=True) if is_known else None)
         return self.completer(pixels, visible_masks, neighbours=others)
 
     def _encoded(self, image: EncodedImage | ImageLike | None) -> EncodedImage:
@@ -313,32 +260,30 @@ class Predictor:
         self, predictions: Sequence[Prediction], requests: Sequence[Request], image: EncodedImage
     ) -> list[Prediction]:
         """Returns the predictions; those of queries with a mask, a box or clicks are about it."""
-        visible_masks: dict[int, tuple[Mask, float | None]] = {}
+        outlines: dict[int, tuple[Mask, float | None]] = {}
         for index, request in enumerate(requests):
             if request.mask is not None:
-                visible_masks[index] = request.mask, None
+                outlines[index] = request.mask, None
             elif request.prompt is not None:
                 assert self.outliner is not None  # `predict` has refused it
-                (outline,) = self.outliner(image.pixels, [request.prompt])
-                visible_masks[index] = outline.mask, outline.iou
+                (outlines[index],) = self.outliner(image.pixels, [request.prompt])
 
         # Two queries may mean the same object, which is no neighbour of itself. So equal masks are
-        # completed once. Arrays cannot be keys of a dict, their bytes can. An outliner may find
-        # nothing.
-        different = {mask.tobytes(): mask for mask, _ in visible_masks.values() if mask.any()}
+        # completed once. Arrays cannot be keys of a dict, their bytes can.
+        different = {mask.tobytes(): mask for mask, _ in outlines.values() if mask.any()}
         complete_masks: dict[bytes, Mask] = {}
         if different and self.completer is not None:
             completed = self.completer(image.pixels, list(different.values()))
             complete_masks = dict(zip(different, completed, strict=True))
 
         answers = list(predictions)
-        for index, (visible, score) in visible_masks.items():
-            needs_completer = score is None or answers[index].mask_type == "amodal"
+        for index, (visible, iou) in outlines.items():
+            needs_completer = iou is None or answers[index].mask_type == "amodal"
             if self.completer is None and needs_completer:
                 raise no_part("completer", "this model")
             # There is nothing to complete where the outliner found nothing.
-            amodal = complete_masks.get(visible.tobytes(), None if visible.any() else visible)
-            answers[index] = answers[index].about(visible, amodal, score)
+            complete = complete_masks.get(visible.tobytes(), None if visible.any() else visible)
+            answers[index] = answers[index].about(visible, complete, iou)
         return answers
 
     # Many images.
@@ -353,18 +298,18 @@ class Predictor:
         time. Raises InputError as `encode` and `predict`."""
 
         def read(item: tuple[ImageLike, Sequence[str]]) -> Asked:
-            image, sentences = item
-            self.check(sentences, mask_type)
-            return Asked(self.frame(image), sentences, [mask_type] * len(sentences))
+            image = self.frame(item[0])
+            size = image.letterbox.height, image.letterbox.width
+            return Asked(image, read_requests(item[1], size, mask_type))
 
-        items = list(zip(images, queries, strict=True))
+        items = zip(images, queries, strict=True)
         for predictions in self.stream(items, read, lambda _, predictions: list(predictions)):
             self._warn_of_truncated(predictions)
             yield name_hiders(predictions)
 
     def stream(
         self,
-        items: Sequence[T],
+        items: Iterable[T],
         read: Callable[[T], Asked],
         finish: Callable[[Asked, Iterator[Prediction]], R],
         **options: bool,
@@ -377,32 +322,26 @@ class Predictor:
 
         Args:
             items: anything that `read` takes.
-            read: gives the image of an item and its queries.
+            read: gives the image of an item and what is asked about it.
             finish: takes what `read` gave, and its predictions.
             options: of `to_prediction`.
         """
 
-        def predict(asked: Asked, outputs: Sequence[R2SMOutput]) -> Iterator[Prediction]:
-            letterbox = asked.image.letterbox
-            arguments = zip(asked.queries, outputs, asked.mask_types, strict=True)
-            for query, output, mask_type in arguments:
-                yield self.to_prediction(query, output, letterbox, mask_type, **options)
+        def answer(asked: Iterable[Asked]) -> Iterator[tuple[Asked, list[R2SMOutput]]]:
+            for batch in _batched(asked, BATCH_ROWS):
+                sentences = [[request.text for request in one.requests] for one in batch]
+                outputs = self.predict_logits([one.image for one in batch], sentences)
+                yield from zip(batch, outputs, strict=True)
 
-        parts = [*_split(items, BATCH_ROWS), ()]
-        finishing: list[Future[R]] = []
+        def finish_one(answered: tuple[Asked, list[R2SMOutput]]) -> R:
+            asked, outputs = answered
+            letterbox = asked.image.letterbox
+            pairs = zip(asked.requests, outputs, strict=True)
+            return finish(asked, (self._to_prediction(*p, letterbox, **options) for p in pairs))
+
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            reading = [pool.submit(read, item) for item in parts[0]]
-            for following in parts[1:]:
-                all_asked = [future.result() for future in reading]
-                reading = [pool.submit(read, item) for item in following]
-                images = [asked.image for asked in all_asked]
-                outputs = self.predict_logits(images, [asked.queries for asked in all_asked])
-                finished = finishing
-                finishing = []
-                for asked, of_image in zip(all_asked, outputs, strict=True):
-                    finishing.append(pool.submit(finish, asked, predict(asked, of_image)))
-                yield from (future.result() for future in finished)
-            yield from (future.result() for future in finishing)
+            answered = answer(_map_ahead(pool, read, items))
+            yield from _map_ahead(pool, finish_one, answered)
 
     def frame(self, image: ImageLike) -> FramedImage:
         """Fits an image into the model's frame, for `predict_logits`. Raises InputError as
@@ -412,82 +351,33 @@ class Predictor:
         return FramedImage(letterbox, letterbox.image(array))
 
     def predict_logits(
-        self,
-        images: Sequence[FramedImage | UInt8[np.ndarray, "_H _W 3"]],
-        queries: Sequence[Sequence[str]],
-        batch_rows: int = BATCH_ROWS,
+        self, images: Sequence[FramedImage], queries: Sequence[Sequence[str]]
     ) -> list[list[R2SMOutput]]:
         """Returns the model's outputs for `queries[i]` about `images[i]`.
 
         They are numpy arrays without the axes b and k. Mask logits are in the letterbox frame, at
         the model's own resolution.
         """
-        self._check_process()
-
-        frames = [
-            image if isinstance(image, FramedImage) else self.frame(image) for image in images
-        ]
         # A row holds up to 8 queries about one image, so an image takes several rows, one, or none.
         rows = []
         for index, of_image in enumerate(queries):
-            rows += [(index, part) for part in _split(of_image, QUERY_BUCKETS[-1])]
+            rows += [(index, part) for part in _batched(of_image, QUERY_BUCKETS[-1])]
 
         outputs: list[list[R2SMOutput]] = [[] for _ in images]
-        for batch in _split(rows, batch_rows):
+        for batch in _batched(rows, BATCH_ROWS):
             # Every batch has the same number of images, so that encoding compiles once.
-            padded = [frames[index] for index, _ in _pad(batch, batch_rows)]
-            pixels = np.stack([frame.pixels for frame in padded])
-            valid = np.stack([frame.letterbox.valid() for frame in padded])
-            features = self._encode_image(self.weights, pixels, valid)
+            features = self._features([images[index] for index, _ in _pad(batch, BATCH_ROWS)])
             decoded = self._decode_rows(features, [part for _, part in batch])
             for (index, _), outputs_of_row in zip(batch, decoded, strict=True):
                 outputs[index] += outputs_of_row
         return outputs
-
-    def to_prediction(
-        self,
-        query: str,
-        output: R2SMOutput,
-        letterbox: Letterbox,
-        mask_type: str = "auto",
-        *,
-        abstain: float = 0.0,
-        with_candidates: bool = False,
-        with_logits: bool = False,
-    ) -> Prediction:
-        """Makes the prediction for a query about an image (postprocess.py).
-
-        Threads may call it while another one computes the outputs of other images.
-
-        Args:
-            query: the sentence, or "" where there is none.
-            output: that of `predict_logits`.
-            letterbox: the image's.
-            mask_type: auto, modal or amodal.
-            abstain: a probability that is nearer than this to 0.5 is undecided.
-            with_candidates: fill in `Prediction.candidates`.
-            with_logits: fill in `Prediction.mask_logits`.
-        """
-        amodal_logit = float(output.amodal_logit)
-        return to_prediction(
-            query,
-            output,
-            decide(self.config.head, query, amodal_logit, mask_type, abstain=abstain),
-            letterbox,
-            presence_threshold=self.config.presence_threshold,
-            with_candidates=with_candidates,
-            with_logits=with_logits,
-            unread=self.text_encoder.cut_off(query),
-            unsure_below=float(self.calibration.unsure_below),
-        )
 
     # The rest.
 
     def amodal_logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
         """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
         states, mask = self.text_encoder(list(sentences))
-        calibration = self._calibration_arrays()
-        return np.asarray(self._amodal_logit(self.weights, states, mask, calibration))
+        return np.asarray(self._amodal_logit(self.weights, states, mask, self.calibration))
 
     def warm_up(self) -> None:
         """Compiles everything that `predict` needs, before a server opens."""
@@ -504,18 +394,11 @@ class Predictor:
             box = Prompt(box=(0.0, 0.0, float(size), float(size)))
             self.outliner(image.pixels, [box, Prompt(clicks=(Click(size / 2, size / 2),))])
 
-    def check(self, queries: Sequence[str], mask_type: str) -> None:
-        """Raises InputError for a bad query or mask type, or `auto` with the oracle head."""
+    def _features(self, frames: Sequence[FramedImage]) -> ImageFeatures:
         self._check_process()
-        for query in queries:
-            check_query(query)
-        if mask_type not in MASK_TYPE_CHOICES:
-            raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
-        if mask_type == "auto" and self.config.head == "oracle":
-            raise InputError(
-                "this run's head is the oracle, which needs the truth; pass --mask-type modal or "
-                "amodal"
-            )
+        pixels = np.stack([frame.pixels for frame in frames])
+        valid = np.stack([frame.letterbox.valid() for frame in frames])
+        return self._encode_image(self.weights, pixels, valid)
 
     def _decode_rows(
         self, image_features: ImageFeatures, queries: Sequence[Sequence[str]]
@@ -526,6 +409,7 @@ class Predictor:
             image_features: of at least as many images as there are rows; the rest is padding.
             queries: up to 8 for each row.
         """
+        self._check_process()
         # The number of queries is padded to a few sizes, each of which compiles once.
         num_rows = len(image_features.tokens)
         longest = max(len(row) for row in queries)
@@ -538,14 +422,21 @@ class Predictor:
         states = states.reshape(num_rows, num_queries, *states.shape[1:])
         text_mask = text_mask.reshape(num_rows, num_queries, -1)
 
-        calibration = self._calibration_arrays()
-        outputs = self._decode(self.weights, image_features, states, text_mask, calibration)
-        outputs = jax.device_get(outputs)
+        inputs = image_features, states, text_mask, self.calibration
+        outputs = jax.device_get(self._decode(self.weights, *inputs))
         decoded = []
         for b, row in enumerate(queries):
             # Every field of the output has the axes [b k ...].
             decoded.append([R2SMOutput(*(x[b, k] for x in outputs)) for k in range(len(row))])
         return decoded
+
+    def _to_prediction(
+        self, request: Request, output: R2SMOutput, letterbox: Letterbox, **options: Any
+    ) -> Prediction:
+        unread = self.text_encoder.cut_off(request.text)
+        return to_prediction(
+            request, output, letterbox, self.config, self.calibration, unread=unread, **options
+        )
 
     def _warn_of_truncated(self, predictions: Sequence[Prediction]) -> None:
         for prediction in predictions:
@@ -567,14 +458,6 @@ class Predictor:
                 "this predictor was loaded before the process was forked, and would wait for ever; "
                 'start processes with multiprocessing.get_context("spawn") and load it in each'
             )
-
-    def _calibration_arrays(self) -> Calibration:
-        """Returns the calibration as float32 arrays.
-
-        A compiled function depends on the types of its inputs. Python's numbers and arrays differ
-        in type for JAX, so another calibration could compile everything anew.
-        """
-        return Calibration(*(jnp.asarray(value, jnp.float32) for value in self.calibration))
 
 
 def hash_weights(weights: nnx.State) -> str:
@@ -599,7 +482,21 @@ def _pad(items: Sequence[T], length: int) -> list[T]:
     return [*items, *[items[0]] * (length - len(items))]
 
 
-def _split(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yields consecutive parts of up to `size` items."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+    iterator = iter(items)
+    while part := list(islice(iterator, size)):
+        yield part
+
+
+def _map_ahead(
+    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T]
+) -> Iterator[R]:
+    """Yields what a function makes of items, in order; threads are a batch ahead."""
+    pending: deque[Future[R]] = deque()
+    for item in items:
+        pending.append(pool.submit(function, item))
+        if len(pending) > BATCH_ROWS:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
