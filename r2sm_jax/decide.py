@@ -6,7 +6,6 @@ In Python, `r2sm_jax.decide(["..."])` does the same.
 import csv
 import json
 import sys
-import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ if __name__ == "__main__":
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decider import load_decider
-from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query
+from r2sm_jax.inference.decision import Decision, check_abstain, check_query
 from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
 
 _decide = r2sm_jax.decide
@@ -60,17 +59,13 @@ def read_sentences(path: Path) -> list[str]:
     """
     lines = list(read_query_lines(path))
     if path.suffix in (".tsv", ".csv"):
-        # As `evaluate --sentences` reads labelled sentences: no quotes around what tabs separate.
         rows = [line for _, line in lines if not line.startswith("#")]
-        if path.suffix == ".tsv":
-            table = csv.DictReader(rows, delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            table = csv.DictReader(rows)
+        # As `evaluate --sentences` reads labelled sentences: no quotes around what tabs separate.
+        tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+        table = csv.DictReader(rows, **(tabs if path.suffix == ".tsv" else {}))
         if "text" not in (table.fieldnames or ()):
             raise InputError(f"{path}: it has no column `text`; give one sentence a line as .txt")
-        lines = []
-        for number, row in enumerate(table, start=1):
-            lines.append((f"{path}: row {number}", row["text"] or ""))
+        lines = [(f"{path}: row {n}", row["text"] or "") for n, row in enumerate(table, start=1)]
     sentences = [read_sentence(where, line) for where, line in lines]
     if not sentences:
         raise InputError(f"{path}: the file is empty; write one sentence a line")
@@ -89,11 +84,7 @@ def main() -> None:
     check_abstain(args.abstain)
     sentences = collect_sentences(args)
     decider = load_decider(args.model)
-    with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as caught:
-        decisions = decider(sentences, abstain=args.abstain)
-    # Python's own format of warnings would show a line of code.
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
+    decisions = decider(sentences, abstain=args.abstain)
     for sentence, decision in zip(sentences, decisions, strict=True):
         if args.json:
             print(json.dumps({"query": sentence, **decision._asdict()}))

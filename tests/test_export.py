@@ -175,9 +175,9 @@ def test_verification_measures_and_refuses(run, copy):
     text = verify(run, copy, samples(run))
     differences = [float(value) for value in re.findall(r"([\d.e-]+) in mask logits", text)]
     assert len(differences) == 2 and differences[0] == 0 and differences[1] <= 1e-4
-    weights = load_file(copy / "model.safetensors")
     name = "decoder.image.kernel"
-    save_file(weights | {name: 1.01 * weights[name]}, copy / "model.safetensors")
+    kernel = load_file(copy / "model.safetensors")[name]
+    change(copy / "model.safetensors", name, 1.01 * kernel)
     write_checksums(copy)
     with pytest.raises(InputError, match="safetensors, differs from the run"):
         verify(run, copy, samples(run))
@@ -200,36 +200,25 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
         verify(run, copy, samples(run))
 
 
-def read_programs(folder: Path) -> dict[str, list[str]]:
-    """The programs of an export as text, without the places in Python that they come from."""
-    programs = {}
-    with zipfile.ZipFile(folder / "model.stablehlo") as file:
-        for name in file.namelist():
-            function = jax.export.deserialize(bytearray(file.read(name)))
-            lines = function.mlir_module().splitlines()
-            lines = [line for line in lines if not line.startswith("#loc")]
-            programs[name] = [line.split(" loc(")[0] for line in lines]
-    return programs
-
-
 @pytest.mark.slow
-def test_no_setting_of_jax_changes_an_export(exported, workplace, tmp_path):
+def test_no_setting_of_jax_changes_an_export(workplace, tmp_path):
     """Matrix products are float32 in the StableHLO and in the verification, whatever JAX's default
     precision is."""
     command = [sys.executable, "-m", "r2sm_jax.export", "runs/mugs", "--verify", "--out"]
-    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16"}
     ended = subprocess.run(
         [*command, tmp_path / "mugs"],
         cwd=workplace,
-        env=environment,
+        env=os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16"},
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 0, ended.stderr
     assert re.findall(r"([\d.e-]+) in mask logits", ended.stdout)[0] == "0"
-    programs = read_programs(tmp_path / "mugs")
-    assert programs == read_programs(exported)
-    assert any("HIGHEST" in line for line in programs["encode_image"])
+    with zipfile.ZipFile(tmp_path / "mugs" / "model.stablehlo") as file:
+        for name in file.namelist():
+            function = jax.export.deserialize(bytearray(file.read(name)))
+            products = re.findall(r"(?:dot_general|convolution).*", function.mlir_module())
+            assert products and all("HIGHEST" in line for line in products)
 
 
 # The files.
@@ -243,6 +232,9 @@ def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
     assert find_model(str(language_model), "--model.text.name") == language_model
     check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
     assert subprocess.run(check, cwd=exported).returncode == 0
+    # Others may read each file as far as the umask lets them.
+    for name in ("model.safetensors", "language_model/model.safetensors", "tokenizer.json"):
+        assert (exported / name).stat().st_mode == (exported / "config.json").stat().st_mode
     config = json.loads((exported / "config.json").read_text())
     assert config["format_version"] == 2 and config["architectures"] == ["R2SM"]
     assert config["calibration"] == run.predictor.calibration._asdict()
@@ -258,26 +250,21 @@ def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
     assert not list(exported.parent.glob(".*"))  # no half-written folder is left
 
 
-def test_the_card_has_the_runs_own_figures(exported, run, tiny_run):
+def test_the_card_has_the_figures_of_these_weights_alone(exported, run, tmp_path):
     card = huggingface_hub.ModelCard.load(exported / "README.md")
-    report = json.loads((tiny_run / "report.json").read_text())
+    report = json.loads((run.folder / "report.json").read_text())
     results = {(r.dataset_split, r.metric_type): r.metric_value for r in card.data.eval_results}
     assert results["val_hard", "giou"] == report["splits"]["val_hard"]["all"]["giou"]
     for split, digest in report["meta"]["data_sha256"].items():
         assert f"| `{split}` |" in card.text and digest in card.text
     assert run.predictor.text_encoder.sha256 in card.text
+
+    report["meta"]["weights_sha256"] = "0" * 64
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert exports.read_report(replace(run, folder=tmp_path)) is None
     stored = json.loads((exported / "config.json").read_text())
     without = model_card("mugs", stored, exports.portable_config(run.config), None)
     assert "no report about these weights" in without
-
-
-def test_figures_of_other_weights_do_not_go_on_the_card(run, tmp_path):
-    report = json.loads((run.folder / "report.json").read_text())
-    assert exports.read_report(run) == report
-    report["meta"]["weights_sha256"] = "0" * 64
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    other = loading.Run(tmp_path, run.config, run.step, run.predictor)
-    assert exports.read_report(other) is None
 
 
 def test_a_language_model_by_reference_replaces_an_earlier_export(
@@ -309,18 +296,21 @@ def set_version(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"format_version": 9}))
 
 
+def change(file: Path, name: str, value: np.ndarray | None) -> None:
+    """Gives a weight another value, or takes it out."""
+    weights = load_file(file)
+    del weights[name]
+    save_file(weights if value is None else weights | {name: value}, file)
+
+
 def take_out(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    del weights["decoder.positions"]
-    save_file(weights, folder / "model.safetensors")
+    change(folder / "model.safetensors", "decoder.positions", None)
     write_checksums(folder)
 
 
 def change_language_model(folder: Path) -> None:
-    path = folder / "language_model" / "model.safetensors"
-    weights = load_file(path)
-    name = "embeddings.LayerNorm.bias"
-    save_file(weights | {name: weights[name] + 1}, path)
+    bias = np.ones(32, np.float32)
+    change(folder / "language_model/model.safetensors", "embeddings.LayerNorm.bias", bias)
     write_checksums(folder)
 
 
@@ -328,12 +318,8 @@ def change_language_model(folder: Path) -> None:
     ("spoil", "words"),
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
-        (
-            lambda folder: (folder / "language_model/tokenizer.json").unlink(),
-            "tokenizer.json: miss",
-        ),
+        (lambda folder: (folder / "language_model/tokenizer.json").unlink(), "tokenizer.json: "),
         (lambda folder: flip_a_bit(folder / "model.safetensors"), "model.safetensors: missing, ch"),
-        (lambda folder: flip_a_bit(folder / "model.stablehlo"), "model.stablehlo: missing, ch"),
         (set_version, "format version 9"),
         (take_out, "does not fit its config.json: missing decoder.pos"),
         (change_language_model, "its weights have sha256"),
@@ -462,15 +448,6 @@ def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, mo
     assert requested == [["config.json"]]
 
 
-def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub")
-    )
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="no such run folder"):
-        r2sm_jax.load("exports/mugs")
-
-
 # Refusals of the command.
 
 
@@ -487,7 +464,6 @@ def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
         (["RUN", "--out", "NEW", "--compact", "--verify"], "--verify"),
         (["OTHER/nowhere", "--out", "NEW"], "no such run folder"),
         (["EXPORT", "--completer", "RUN", "--out", "NEW"], "has no completer"),
-        (["EXPORT", "--completer", "RUN", "--out", "NEW", "--compact"], "has no completer"),
     ],
 )
 def test_refusals(arguments, word, tiny_run, exported, tmp_path, refused):
@@ -524,14 +500,10 @@ def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp
     add_parts(source, tmp_path / "new", {"completer": completer})
     names = {path.name for path in source.iterdir()}
     assert {path.name for path in (tmp_path / "new").iterdir()} == names
-    before, after = (
-        load_file(folder / "model.safetensors") for folder in (source, tmp_path / "new")
-    )
-    others = {name for name in before if not name.startswith("completer.")}
-    for name in others:
-        np.testing.assert_array_equal(after[name], before[name])
-    added = {name for name in after if name not in others}
-    assert added and all(name.startswith("completer.") for name in added)
+    before, after = (load_file(f / "model.safetensors") for f in (source, tmp_path / "new"))
+    for name in before.keys() | after.keys():
+        if not name.startswith("completer."):
+            np.testing.assert_array_equal(after[name], before[name])
     stored = json.loads((tmp_path / "new" / "config.json").read_text())
     assert stored.pop("completer")["threshold"] == -2
     released = json.loads((source / "config.json").read_text())
@@ -572,6 +544,7 @@ def test_no_weight_is_further_from_the_true_one_than_promised(size, seed):
 
 
 def test_what_is_published_is_left_out_and_all_else_has_float16_or_a_unit():
+    published = {"frozen": KERNEL, "near": KERNEL, "far": KERNEL, "bias": KERNEL[0, 0, 0]}
     weights = {
         "frozen": KERNEL,
         "near": KERNEL + SMALL,
@@ -579,11 +552,10 @@ def test_what_is_published_is_left_out_and_all_else_has_float16_or_a_unit():
         "far": 3 * KERNEL,
         "bias": KERNEL[0, 0, 0] + 0.01,
     }
-    published = {"frozen": KERNEL, "near": KERNEL, "far": KERNEL, "bias": KERNEL[0, 0, 0]}
     stored = to_differences(weights, published)
-    assert stored.keys() == {"near", "near" + UNIT, "own", "far", "bias"}
-    assert stored["near"].dtype == np.int8 and stored["near" + UNIT].shape == (8,)
-    assert all(stored[name].dtype == np.float16 for name in ("own", "far", "bias"))
+    types = {name: value.dtype for name, value in stored.items() if value.dtype != np.float16}
+    assert types == {"near": np.int8, "near" + UNIT: np.float32}
+    assert stored.keys() - types.keys() == {"own", "far", "bias"}
     restored = restore_differences(stored, published)
     assert restored.keys() == weights.keys()
     np.testing.assert_array_equal(restored["frozen"], KERNEL)

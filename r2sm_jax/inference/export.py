@@ -13,7 +13,6 @@ from typing import Any
 
 import huggingface_hub
 import numpy as np
-from huggingface_hub.errors import HTTPError
 from safetensors.numpy import save
 
 from r2sm_jax.cli import from_json, to_json
@@ -49,12 +48,14 @@ from r2sm_jax.inference.model_folder import (
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.models.hub import (
     CONFIG,
+    DOWNLOAD_ERRORS,
     HUB,
     HUB_NAME,
     INDEX,
     TOKENIZER,
     TOKENIZER_FILES,
     WEIGHTS,
+    describe,
     read_tensors,
     weight_files,
 )
@@ -163,7 +164,7 @@ def write_model(
     """
     stored, tensors = dict(stored), dict(tensors)
     for name, part in parts.items():
-        stored[name] = {"config": without_folders(to_json(part.config))}
+        stored[name] = {"config": cut_folders(to_json(part.config))}
         if name == "completer":
             stored[name]["threshold"] = part.threshold
         weights = to_numpy(part.weights)
@@ -263,20 +264,17 @@ def portable_config(config: Config) -> Config:
     source = kind + colon + Path(path).name
     data = replace(config.data, source=source, images=None, backgrounds=None, cutouts=None)
     config = replace(config, run=None, init=None, resume=False, data=data)
-    return from_json(Config, without_folders(to_json(config)), CONFIG)
+    return from_json(Config, cut_folders(to_json(config)), CONFIG)
 
 
-def without_folders(values: dict[str, Any]) -> dict[str, Any]:
+def cut_folders(value: Any) -> Any:
     """Returns a configuration in JSON in which local folders and files, such as those of published
     models, are cut to their names."""
-    cut = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            value = without_folders(value)
-        elif isinstance(value, str) and Path(value).expanduser().exists():
-            value = Path(value).name
-        cut[key] = value
-    return cut
+    if isinstance(value, dict):
+        return {key: cut_folders(of_key) for key, of_key in value.items()}
+    if isinstance(value, str) and Path(value).expanduser().exists():
+        return Path(value).name
+    return value
 
 
 def preprocessor_config(config: Config) -> dict[str, Any]:
@@ -335,10 +333,9 @@ def push(folder: Path, name: str) -> str:
             delete_patterns=list(FILES),
             commit_message="Export of r2sm_jax",
         )
-    except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    except DOWNLOAD_ERRORS as error:
         raise InputError(
-            f"--push {name}: the Hugging Face hub did not take it ({reason}); the export is in "
-            f"{folder}; push it later with hf upload {repository} {folder}"
+            f"--push {name}: the Hugging Face hub did not take it ({describe(error)}); push it "
+            f"later with hf upload {repository} {folder}"
         ) from None
     return str(address)

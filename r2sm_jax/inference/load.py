@@ -228,22 +228,24 @@ def fill(shapes: nnx.State, weights: Mapping[str, Any], folder: Path) -> nnx.Sta
 
     Raises InputError if a weight is missing, unknown or of another shape.
     """
-    leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(shapes)}
-    problems = [f"missing {name}" for name in sorted(leaves.keys() - weights.keys())]
-    problems += [f"unknown {name}" for name in sorted(weights.keys() - leaves.keys())]
-    for name in leaves.keys() & weights.keys():
-        if weights[name].shape != leaves[name].shape:
-            problems.append(f"{name} is {weights[name].shape}, not {leaves[name].shape}")
+    left = dict(weights)
+    leaves, problems = [], []
+    for path, leaf in nnx.to_flat_state(shapes):
+        name = ".".join(map(str, path))
+        value = left.pop(name, None)
+        if value is None:
+            problems.append(f"missing {name}")
+        elif value.shape != leaf.shape:
+            problems.append(f"{name} is {value.shape}, not {leaf.shape}")
+        else:
+            leaves.append((path, leaf.replace(jnp.asarray(value, leaf.dtype))))
+    problems += [f"unknown {name}" for name in left]
     if problems:
         raise InputError(
             f"{folder / WEIGHTS} does not fit its {CONFIG}: {'; '.join(problems[:3])} "
             f"({len(problems)} in all); export or download it again"
         )
-    filled = []
-    for path, leaf in nnx.to_flat_state(shapes):
-        value = jnp.asarray(weights[".".join(map(str, path))], leaf.dtype)
-        filled.append((path, leaf.replace(value)))
-    return nnx.from_flat_state(filled)
+    return nnx.from_flat_state(leaves)
 
 
 def flat_weights(state: nnx.State) -> dict[str, Any]:

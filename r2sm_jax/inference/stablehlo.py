@@ -111,11 +111,10 @@ def _lower(
 
 
 def write_functions(path: Path, functions: Mapping[str, bytes]) -> None:
-    """Writes a ZIP file. Its dates are fixed, so equal functions give equal bytes."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+    """Writes a ZIP file. Its dates are those of `ZipInfo`, so equal functions give equal bytes."""
+    with zipfile.ZipFile(path, "w") as file:
         for name, content in functions.items():
-            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            file.writestr(info, content, zipfile.ZIP_DEFLATED)
+            file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
 
 
 # Comparison with the run

@@ -61,17 +61,22 @@ class TextEncoder(nnx.Module):
         tokens, which come first; states of padding are meaningless."""
         raise NotImplementedError  # each layout has its own
 
-    def float16_states(
+    def chosen_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
-    ) -> Float16[Array, "b t l e"]:
-        """Computes token states after each of `layers` (0 = the embeddings), as the segmenter reads
-        them and memory keeps them."""
+    ) -> Float[Array, "b t l e"]:
+        """Computes token states after each of `layers` (0 = the embeddings)."""
         states = self.hidden_states(ids, mask)
         chosen = jnp.stack([states[layer] for layer in layers], axis=2)
         if self.is_scaled:
             mean_square = jnp.square(chosen).mean(-1, keepdims=True)
             chosen = chosen * jax.lax.rsqrt(mean_square + 1e-12)
-        return chosen.astype(jnp.float16)
+        return chosen
+
+    def float16_states(
+        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
+    ) -> Float16[Array, "b t l e"]:
+        """Computes them as the segmenter reads them and memory keeps them."""
+        return self.chosen_states(ids, mask, layers).astype(jnp.float16)
 
 
 # BERT
