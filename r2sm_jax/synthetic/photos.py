@@ -24,6 +24,7 @@ from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name
+from r2sm_jax.synthetic.scenes.layout import overlap_slices
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
 DEV_AND_VAL_SHARE = 0.25  # of the photos, by a hash of the file name
@@ -334,11 +335,9 @@ def random_zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
     objects = []
     for photo_object in photo.objects:
         sprite = photo_object.sprite
-        x, y = sprite.x - left, sprite.y - top
-        mask = sprite.mask[
-            max(0, -y) : max(0, crop_height - y), max(0, -x) : max(0, crop_width - x)
-        ]
-        x, y = round(max(0, x) * scale_x), round(max(0, y) * scale_y)
+        window, part = overlap_slices(sprite, (crop_height, crop_width), -left, -top)
+        mask = sprite.mask[part]
+        x, y = round(window[1].start * scale_x), round(window[0].start * scale_y)
         mask_width = min(image.width - x, round(mask.shape[1] * scale_x))
         mask_height = min(image.height - y, round(mask.shape[0] * scale_y))
         if not mask.any() or min(mask_width, mask_height) < 1:
