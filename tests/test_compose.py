@@ -2,7 +2,6 @@
 and the files that `data compose` and `data cutouts` write."""
 
 import json
-import os
 import pickle
 from collections import Counter
 from dataclasses import replace
@@ -23,7 +22,6 @@ from made_pictures import (
 from PIL import Image
 
 from r2sm_jax.data.dataset import Instance, Sample, Source
-from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.compose import ComposeSource
@@ -38,7 +36,6 @@ from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
 from r2sm_jax.synthetic.sources import REPORTED, open_source, split_names
 from r2sm_jax.tools.compose import compose, cutouts
 
-REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "photos_coco"
 SIZE, NUM_PICTURES = 96, 60
 
 
@@ -71,12 +68,9 @@ def box_mask(*boxes: tuple[int, int, int, int]) -> np.ndarray:
         ([(60, 20, 70, 60)], True),  # far away
         ([(41, 20, 70, 60)], True),  # one pixel between them
         ([(40, 20, 70, 60)], False),  # side by side
-        ([(38, 20, 70, 60)], False),  # overlapping
-        ([(10, 10, 90, 90)], True),  # much larger and drawn through it: it lies behind
-        ([(28, 10, 90, 90)], True),  # drawn through 12 / 20 of it
+        ([(28, 10, 90, 90)], True),  # much larger and drawn through 12 / 20 of it: it lies behind
         ([(36, 10, 90, 90)], False),  # drawn through 4 / 20 of it
         ([(28, 20, 50, 60)], False),  # drawn through it, but not 1.5 times as large
-        ([(10, 10, 90, 90), (38, 20, 70, 60)], False),
     ],
 )
 def test_an_object_is_complete_if_no_other_can_hide_it(others, complete):
@@ -87,12 +81,9 @@ def test_an_object_is_complete_if_no_other_can_hide_it(others, complete):
 @pytest.mark.parametrize(
     ("boxes", "complete"),
     [
-        ([(1, 1, 40, 40)], True),
+        ([(1, 1, 99, 99)], True),
         ([(0, 20, 40, 60)], False),
-        ([(20, 0, 40, 60)], False),
-        ([(60, 20, 100, 60)], False),
         ([(20, 60, 40, 100)], False),
-        ([(60, 60, 99, 99)], True),
         ([(20, 20, 40, 40), (20, 45, 40, 60)], False),  # in two parts
         ([(20, 20, 40, 60), (50, 50, 52, 52)], True),  # the second part is 4 of 804 pixels
         ([], False),
@@ -232,7 +223,6 @@ def test_no_amodal_query_refers_to_an_unknown_shape():
 
 REFUSED = [
     ({"keep": "no masks"}, "no annotation has segmentation"),
-    ({"keep": "nothing"}, "has no complete object"),
     ({"keep": "cut objects"}, "has no complete object"),
     ({"keep": "crowds"}, "all annotations are ignored"),
     ({"info": {"partial": "yes"}}, r"info\.partial"),
@@ -250,7 +240,6 @@ def test_bad_files_are_refused(file, tmp_path, wrong, words):
     records = json.loads(file.read_text())
     annotations = {
         "all": records["annotations"],
-        "nothing": [],
         "cut objects": [a for a in records["annotations"] if a["id"] % 3 == 2],
         "crowds": [a | {"iscrowd": 1} for a in records["annotations"]],
         "no masks": [a | {"segmentation": None} for a in records["annotations"]],
@@ -314,9 +303,8 @@ def test_ten_photos_are_enough_for_all_splits(ten_photos):
         assert any(max(hidden_shares(source[index]), default=0) for index in range(20))
 
 
-@pytest.mark.parametrize("num_complete", [0, 1])
-def test_where_hardly_anything_is_complete_the_rest_is_laid_over(num_complete, ten_photos):
-    keep = {index + 1 for index in Photos(ten_photos).photos_of_split("train")[:num_complete]}
+def test_where_hardly_anything_is_complete_the_rest_is_laid_over(ten_photos):
+    keep = {Photos(ten_photos).photos_of_split("train")[0] + 1}
     records = json.loads(ten_photos.read_text())
     records["annotations"] = [
         a for a in records["annotations"] if a["id"] % 3 != 1 or a["image_id"] in keep
@@ -325,21 +313,9 @@ def test_where_hardly_anything_is_complete_the_rest_is_laid_over(num_complete, t
     with pytest.warns(UserWarning, match="0 complete"):
         source = ComposeSource(ten_photos, "val", 20, size=SIZE)
     assert any(len(source[index].instances) > 2 for index in range(20))  # more than the photo has
-    if num_complete == 0:
-        with pytest.raises(InputError, match="1 is needed"):
-            ComposeSource(ten_photos, "train", 20, size=SIZE)
-        return
     with pytest.warns(UserWarning, match="1 complete"):
         source = ComposeSource(ten_photos, "train", 20, size=SIZE)
     assert any(max(hidden_shares(source[index]), default=0) for index in range(20))
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there (set R2SM_REAL_DATA)")
-def test_coco():
-    source = ComposeSource(REAL / "instances.json", "dev", 12, size=128)
-    samples = [source[index] for index in range(12)]
-    assert all(sample.queries for sample in samples) and any(map(any, map(hidden_shares, samples)))
-    assert any(q.kind["task"] == "reasoning" for sample in samples for q in sample.queries)
 
 
 # Several files.
@@ -427,33 +403,28 @@ def sixty(tmp_path_factory) -> Path:
 
 
 def test_composed_files_are_the_source(sixty, tmp_path):
-    compose(sixty, out=tmp_path, count=4, size=SIZE, seed=3, splits=("train",))
-    source = ComposeSource(sixty, "train", 4, size=SIZE, seed=3)
-    written = open_source(f"json:{tmp_path}", WHOLE_TRAIN)
-    for index in range(4):
-        one, other = source[index], written[index]
-        assert np.array_equal(one.image, other.image)
-        asked = [[(q.text, q.mask_type, q.kind) for q in s.queries] for s in (one, other)]
-        assert asked[0] == asked[1]
-        for a, b in zip(one.instances, other.instances, strict=True):
-            assert (a.category, a.ignore) == (b.category, b.ignore)
-            assert (a.amodal is None) == (b.amodal is None)
-            assert np.array_equal(a.modal, b.modal) and np.array_equal(a.complete, b.complete)
-
-
-def test_files_are_replaced_only_with_overwrite(sixty, tmp_path):
-    def write(seed: int, overwrite: bool = False) -> dict[str, bytes]:
-        splits = ("train",)
-        compose(sixty, tmp_path, count=2, size=SIZE, seed=seed, splits=splits, overwrite=overwrite)
-        return {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()}
-
-    before = write(seed=0)
+    compose(sixty, out=tmp_path, count=4, size=SIZE, seed=3)
+    assert sorted(p.stem for p in tmp_path.glob("*.json")) == ["dev", "train", "val"]
     with pytest.raises(InputError, match=r"train\.json"):
-        write(seed=1)
+        compose(sixty, out=tmp_path)
     (tmp_path / "train.json").unlink()
     with pytest.raises(InputError, match=r"train_000000\.png"):
-        write(seed=1)
-    assert write(seed=1, overwrite=True) != before
+        compose(sixty, out=tmp_path, count=2, splits=("train",))
+    compose(sixty, out=tmp_path, count=4, size=SIZE, seed=3, splits=("train",), overwrite=True)
+    source = ComposeSource(sixty, "train", 4, size=SIZE, seed=3)
+    written = open_source(f"json:{tmp_path}", "train")
+    for index in range(4):
+        assert content(written[index]) == content(source[index])
+
+
+def content(sample: Sample) -> list:
+    """What a sample holds but for its ids."""
+    queries = [(q.text, q.mask_type, q.kind) for q in sample.queries]
+    instances = [
+        (i.category, i.ignore, i.amodal is None, i.modal.tobytes(), i.complete.tobytes())
+        for i in sample.instances
+    ]
+    return [sample.image.tobytes(), queries, instances]
 
 
 def test_wrong_arguments_are_refused_before_anything_is_composed(sixty, tmp_path):
@@ -481,11 +452,5 @@ def test_cutouts_are_written_also_of_photos_with_similar_names(tmp_path):
     index = read_records(folder)
     assert len(index) == len(list(folder.glob("*.png"))) == 12
     picture = Image.open(folder / index[0].file)
-    alpha = np.asarray(picture.getchannel("A"))
-    assert alpha[alpha.shape[0] // 2, alpha.shape[1] // 2] == 255
-    assert ((alpha > 0) & (alpha < 255)).any()  # soft edges
+    assert {0, 255} < set(picture.getchannel("A").get_flattened_data())  # soft edges
     assert len(CutoutSource(folder, "train", 2)[0].instances) >= 3
-
-    (folder / "index.json").unlink()
-    with pytest.raises(InputError, match="exists already"):
-        cutouts(file, out=folder)

@@ -21,7 +21,7 @@ def compose(
     /,
     out: Path,
     images: Path | None = None,
-    splits: tuple[str, ...] = ("train", "val"),
+    splits: tuple[str, ...] = ("train", "dev", "val"),
     count: int = 1000,
     size: int = 256,
     seed: int = 0,
