@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.collector import Collector, MaskComparison
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.contradictions import MaskComparison, check
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import (
     IMAGE_SUFFIXES,
@@ -27,7 +28,7 @@ from r2sm_jax.data.images import (
     leads_outside,
 )
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.validation import BoxComparison, parse_flag
+from r2sm_jax.data.validation import parse_flag
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.query import Query
 
@@ -101,7 +102,7 @@ def read_coco(
         objects[annotation.get("image_id")].append(annotation)
     for query in _dicts(data, "queries"):
         queries[query.get("image_id")].append(query)
-    boxes, comparison = BoxComparison(), MaskComparison()
+    comparison = MaskComparison()
     seen: set[int] = set()
     for image in _dicts(data, "images"):
         with collector.record(f"{path}: image {image.get('id')}"):
@@ -110,16 +111,15 @@ def read_coco(
             file_name, size = locate(path, image, images_dir, is_needed, options.crop)
             instances: dict[int, Instance[RLE]] = {}
             for annotation in objects.pop(image_id, ()):
-                with collector.record(f"{path}: annotation {annotation.get('id')}"):
+                name = f"annotation {annotation.get('id')}"
+                with collector.record(f"{path}: {name}"):
                     instance = _read_instance(annotation, size, fields, names, options)
                     if instance.id in instances:
                         raise ValueError("its id occurs twice")
                     instances[instance.id] = instance
-                    amodal = instance.amodal
-                    comparison.add(instance.modal, amodal, annotation.get("occlude_rate"))
                     # A box of D2SA that reaches out of the image is not that of the cropped mask.
-                    if not options.crop:
-                        boxes.add(annotation, [instance.modal, amodal or instance.modal])
+                    unknown = {"bbox": None, "area": None} if options.crop else {}
+                    comparison.add(name, instance.modal, instance.amodal, annotation | unknown)
             asked = _read_queries(path, queries[image_id], instances, collector)
             yield ImageTruth(image_id, file_name, size, tuple(instances.values()), asked)
     for image_id, strays in objects.items():
@@ -127,11 +127,8 @@ def read_coco(
             with collector.record(f"{path}: annotation {annotation.get('id')}"):
                 raise ValueError(f"image {image_id!r} is not in the file, or cannot be used")
 
-    for contradiction in boxes.contradictions():
-        if contradiction.is_systematic:
-            raise InputError(f"{path}: {contradiction}")
+    for contradiction in check(path, comparison.contradictions()):
         collector.note(str(path), str(contradiction))
-    comparison.check(path, "exchange --amodal-field and --visible-field, if the file has them so")
 
 
 def read_results(
@@ -171,16 +168,17 @@ def read_results(
             file_name, size = locate(path, image, images_dir, is_needed=True)
             instances = []
             for result in of_image:
-                with collector.record(f"{path}: result {result['id']}"):
+                name = f"result {result['id']}"
+                with collector.record(f"{path}: {name}"):
                     options = COCOOptions(kind="coco")
                     fields = (), ("segmentation",)
                     instance = _read_instance(result, size, fields, names, options)
-                    comparison.add(instance.modal, None)
+                    comparison.add(name, instance.modal, None)
                     instances.append(instance)
             image_id = key if isinstance(key, int) else first_new
             first_new += image_id == first_new
             yield ImageTruth(image_id, file_name, size, tuple(instances), ())
-    comparison.check(path, "")
+    check(path, comparison.contradictions())
 
 
 def _files_by_stem(folder: Path) -> Mapping[Any, list[Path]]:

@@ -17,25 +17,12 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from r2sm_jax.data import masks
+from r2sm_jax.data import contradictions, masks
+from r2sm_jax.data.contradictions import NUM_COMPARED_ON_READING, compare
 from r2sm_jax.data.images import find_image, image_folders, locate_image, open_annotated
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.validation import (
-    MASKS,
-    Annotation,
-    File,
-    Image,
-    Query as QueryRecord,
-    check_contradictions,
-    check_records,
-    parse,
-)
-from r2sm_jax.errors import (
-    InputError,
-    atomic_write,
-    load_json,
-    read_bytes,
-)
+from r2sm_jax.data.validation import Annotation, File, Image, Query as QueryRecord, parse
+from r2sm_jax.errors import InputError, atomic_write, read_bytes
 from r2sm_jax.query import Query
 
 NO_NAME = "object"
@@ -221,23 +208,13 @@ def hash_data(source: Source, samples: Sequence[Sample]) -> str:
     return total.hexdigest()
 
 
-def read_records(path: Path) -> dict[str, Any]:
-    """Reads and checks a dataset file.
-
-    Raises InputError as `check_records`, and if there is no such file.
-    """
-    records = load_json(path, "a dataset file")
-    check_records(path, records)
-    return records
-
-
 class Dataset:
     """The samples of a dataset file. `dataset[i]` opens image i and decodes its masks.
 
     Attributes:
         path: The file.
         sha256: Its hash; empty for records in memory.
-        file: Its checked records (`parse`, `check_records`).
+        file: Its checked records (`parse`).
         images: The records of the images of this split.
         vocabulary: The values of every attribute, and the category names in the order of their ids.
     """
@@ -279,18 +256,12 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[index] for index in range(len(self)))
-
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
-        return Sample(
-            image_id=self.images[index].id,
-            file_name=self.images[index].file_name,
-            image=self.image_at(index),
-            instances=tuple(instance.convert(masks.expand) for instance in self.rles_at(index)),
-            queries=self.queries_at(index),
-        )
+        truth = self.truth_at(index)
+        instances = tuple(instance.convert(masks.expand) for instance in truth.instances)
+        image = self.image_at(index)
+        return Sample(truth.image_id, truth.file_name, image, instances, truth.queries)
 
     @property
     def image_ids(self) -> tuple[int, ...]:
@@ -327,30 +298,16 @@ class Dataset:
             queries.append(Query(record.id, record.text, record.mask_type, targets, kind))
         return tuple(queries)
 
-    def rles_at(self, index: int) -> tuple[Instance, ...]:
-        """The instances of image `index` with RLEs; no image is opened.
-
-        Raises InputError for a damaged mask.
-        """
-        annotations = self._annotations.get(self.images[index].id, ())
-        return tuple(self._read_instance(index, annotation) for annotation in annotations)
-
-    def rle_at(self, index: int, number: int) -> Instance:
-        """The instance `number` of image `index`, as `rles_at`."""
-        return self._read_instance(index, self._annotations[self.images[index].id][number])
-
     def truth_at(self, index: int) -> ImageTruth:
         """The annotations of image `index`; no image is opened.
 
-        Raises InputError for a bad mask.
+        Raises InputError for a damaged mask.
         """
-        return ImageTruth(
-            image_id=self.images[index].id,
-            file_name=self.images[index].file_name,
-            size=self.size_at(index),
-            instances=self.rles_at(index),
-            queries=self.queries_at(index),
-        )
+        image = self.images[index]
+        annotations = self._annotations.get(image.id, ())
+        instances = tuple(self._read_instance(index, annotation) for annotation in annotations)
+        size = self.size_at(index)
+        return ImageTruth(image.id, image.file_name, size, instances, self.queries_at(index))
 
     def subset(self, indices: Iterable[int]) -> "Dataset":
         """Returns the same dataset with just these images, in this order."""
@@ -360,34 +317,26 @@ class Dataset:
         part.images = [self.images[index] for index in indices]
         return part
 
-    def _read_instance(self, index: int, annotation: Annotation) -> Instance:
-        """The instance of an annotation of image `index`, with RLEs.
+    def _read_instance(self, index: int, annotation: Annotation) -> Instance[RLE]:
+        """The instance of an annotation of image `index`.
 
         Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal
         mask is the union of both.
         """
         size = self.size_at(index)
-        rles: dict[str, RLE] = {}
-        for field_name in MASKS:
-            mask = annotation.mask(field_name)
-            if mask is None:
-                continue
-            try:
-                rles[field_name] = masks.compressed(mask, *size)
-            except ValueError as error:
-                raise InputError(
-                    f"{self.path}: annotation {annotation.id}: its {field_name} cannot be read "
-                    f"({error}); write the mask again"
-                ) from error
-
-        amodal = None
-        if "segmentation" in rles:
-            amodal = masks.merge(list(rles.values()), *size)
+        try:
+            amodal, modal = annotation.rles(*size)
+        except ValueError as error:
+            raise InputError(f"{self.path}: annotation {annotation.id}: {error}") from error
+        if amodal is not None and modal is not None:
+            amodal = masks.merge([amodal, modal], *size)
+        # An object without a visible mask of its own is fully visible. It has either mask.
+        modal = modal or amodal
+        assert modal is not None
         return Instance(
             id=annotation.id,
             category=self._names[annotation.category_id],
-            # An object without a visible mask of its own is fully visible. It has either mask.
-            modal=rles.get("visible_mask", rles.get("segmentation", {})),
+            modal=modal,
             amodal=amodal,
             attributes=annotation.attributes or {},
             ignore=annotation.is_ignored,
@@ -399,21 +348,17 @@ def read_json(
     images_dir: str | PathLike[str] | None = None,
     *,
     need_images: bool = True,
-    need_queries: bool = True,
 ) -> Dataset:
     """Reads one dataset file: COCO with `visible_mask` and `queries` (docs/data.md).
 
     Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They
-    are opened, and masks decoded, only when a sample is asked for. Without `need_queries` the list
-    of queries may be missing. Raises InputError, naming file and record, for anything that is not
-    right; for a missing first image only if images are needed.
+    are opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file
+    and record, for anything that is not right; for a missing first image only if images are needed.
     """
     path = Path(path)
-    stamp = None
-    if path.is_file():
-        status = path.stat()
-        stamp = (status.st_mtime_ns, status.st_size)
-    dataset = _parse_once(path, images_dir, stamp, need_queries)
+    # Changes when the file does. What is wrong with a path is said when it is read.
+    stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
+    dataset = _parse_once(path, images_dir, stamp)
     if need_images and len(dataset):
         # A wrong folder is reported now, not when training reaches the first image.
         dataset.image_path(0)
@@ -422,18 +367,12 @@ def read_json(
 
 @lru_cache(maxsize=1)
 def _parse_once(
-    path: Path,
-    images_dir: str | PathLike[str] | None,
-    stamp: tuple[int, int] | None,
-    need_queries: bool,
+    path: Path, images_dir: str | PathLike[str] | None, stamp: tuple[int, int] | None
 ) -> Dataset:
-    """The splits of one file share its records: those of COCO's size take seconds and gigabytes.
-
-    `stamp` changes when the file does.
-    """
+    """The splits of one file share its records: those of COCO's size take seconds and gigabytes."""
     content = read_bytes(path)
-    file = parse(path, content, need_queries=need_queries)
-    check_contradictions(path, file)
+    file = parse(path, content)
+    contradictions.check(path, compare(file, NUM_COMPARED_ON_READING))
     return Dataset(path, file, images_dir, hashlib.sha256(content).hexdigest())
 
 
@@ -441,7 +380,7 @@ def _reopen(
     path: Path, images_dir: str | PathLike[str] | None, image_ids: Sequence[int]
 ) -> Dataset:
     """Opens these images of a dataset file, in this order."""
-    dataset = read_json(path, images_dir, need_images=False, need_queries=False)
+    dataset = read_json(path, images_dir, need_images=False)
     places = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
     return dataset.subset(places[image_id] for image_id in image_ids)
 
@@ -468,7 +407,7 @@ def write_records(path: Path, records: Mapping[str, Any], overwrite: bool = Fals
     Raises InputError for records that `read_json` would refuse, a folder that cannot be written to,
     and a file that exists, unless `overwrite`.
     """
-    check_records(path, records)
+    parse(path, json.dumps(records).encode())
     with atomic_write(path, overwrite) as part:
         part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.collector import Collector, MaskComparison
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.contradictions import MaskComparison, check
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import IMAGE_SUFFIXES, image_size
 from r2sm_jax.data.masks import RLE
@@ -41,11 +42,11 @@ def read_mask_folders(
             whole = amodal[0] if amodal else None
             if not any(masks.areas([modal, whole or modal])):
                 raise ValueError("its mask has no pixel")
-            comparison.add(modal, whole)
+            comparison.add(key, modal, whole)
             words = key.removeprefix(image_key).split("_")
             category = " ".join(word for word in words if word and not word.isdecimal())
             found[image_key].append(Instance(number, category or NO_NAME, modal, whole))
-    comparison.check(visible_dir, "if the folders are exchanged, name them --whole and --visible")
+    check(visible_dir, comparison.contradictions())
     unused = images.keys() - found.keys()
     if unused:
         collector.note(str(images_dir), f"{len(unused)} images have no masks and are left out")

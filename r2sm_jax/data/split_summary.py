@@ -1,6 +1,6 @@
 """Counts the objects and queries of a split, and says what can be learnt and scored on it."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from r2sm_jax.data import masks
@@ -9,19 +9,12 @@ from r2sm_jax.errors import InputError
 
 NUM_CHECKED = 200
 """Images of a training split that `check_teaches` looks at."""
-
 MIN_OBJECTS = 20
 """Of fewer objects nothing is said about their shapes."""
-
 CROWD_REMEDY = (
     "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
     "objects, set it to 0, or convert with --crowds objects"
 )
-
-
-def has_only_ignored(instance_ids: Collection[int], ignored_ids: Collection[int]) -> bool:
-    """Whether a query has targets, and all of them are ignored in loss and metrics."""
-    return bool(instance_ids) and all(number in ignored_ids for number in instance_ids)
 
 
 @dataclass
@@ -30,7 +23,7 @@ class SplitSummary:
 
     num_objects: int = 0
     num_ignored: int = 0
-    """Objects that loss, queries and metrics leave out. The next two counts are without them."""
+    """Objects that loss, queries and metrics leave out. The next three counts are without them."""
     num_complete: int = 0
     """Objects whose complete mask is known."""
     num_occluded: int = 0
@@ -50,31 +43,32 @@ class SplitSummary:
 
     def add(self, truth: ImageTruth) -> None:
         """Counts the annotations of one image."""
-        occluded_ids = set()
+        ignored, incomplete, occluded = set(), set(), set()
         for instance in truth.instances:
-            self.num_objects += 1
             if instance.ignore:
-                self.num_ignored += 1
-            elif instance.amodal is not None:
+                ignored.add(instance.id)
+            elif instance.amodal is None:
+                incomplete.add(instance.id)
+            else:
                 modal_area, amodal_area = masks.areas([instance.modal, instance.amodal])
-                self.num_complete += 1
                 width, height = masks.coco.toBbox(instance.amodal)[2:]
+                self.num_complete += 1
                 self.num_rectangles += amodal_area == width * height
                 if modal_area < amodal_area:
-                    self.num_occluded += 1
-                    occluded_ids.add(instance.id)
+                    occluded.add(instance.id)
+        self.num_objects += len(truth.instances)
+        self.num_ignored += len(ignored)
+        self.num_occluded += len(occluded)
 
-        ignored_ids = {instance.id for instance in truth.instances if instance.ignore}
-        # Of an ignored target nothing is learnt or scored, so its masks do not matter.
-        incomplete_ids = {i.id for i in truth.instances if i.amodal is None} - ignored_ids
         for query in truth.queries:
+            targets = set(query.instance_ids)
             self.num_queries += 1
-            self.num_with_targets += bool(query.instance_ids)
-            self.num_only_ignored += has_only_ignored(query.instance_ids, ignored_ids)
+            self.num_with_targets += bool(targets)
+            self.num_only_ignored += bool(targets) and targets <= ignored
             if query.mask_type == "amodal":
                 self.num_amodal += 1
-                self.num_without_mask += not incomplete_ids.isdisjoint(query.instance_ids)
-                self.num_amodal_of_occluded += not occluded_ids.isdisjoint(query.instance_ids)
+                self.num_without_mask += bool(targets & incomplete)
+                self.num_amodal_of_occluded += bool(targets & occluded)
 
     def reason_for_nothing(self) -> str:
         """Why nothing can be learnt or scored, with the remedy; "" if something can."""
@@ -98,43 +92,31 @@ class SplitSummary:
             )
         return ""
 
-    def query_warnings(self) -> Iterator[str]:
-        """Yields a sentence for each kind of query of which nothing is learnt or scored."""
+    def warnings(self) -> Iterator[str]:
+        """Says of which queries nothing is learnt or scored, which masks are likely boxes, and why
+        modal and amodal masks cannot be told apart."""
         if self.num_only_ignored:
-            yield (
-                f"{self.num_only_ignored} of {self.num_queries} queries mean ignored annotations "
-                "only"
-            )
+            queries = f"{self.num_only_ignored} of {self.num_queries} queries"
+            yield f"{queries} mean ignored annotations only"
         if self.num_without_mask:
-            yield (
-                f"{self.num_without_mask} of {self.num_amodal} amodal queries are about objects "
-                "whose complete mask is not known (segmentation is null)"
-            )
+            queries = f"{self.num_without_mask} of {self.num_amodal} amodal queries"
+            what = "are about objects whose complete mask is not known (segmentation is null)"
+            yield f"{queries} {what}"
+        if self.num_complete >= MIN_OBJECTS and self.num_rectangles >= 0.9 * self.num_complete:
+            objects = f"{self.num_rectangles} of {self.num_complete} complete masks"
+            yield f"{objects} are rectangles; a tool may have written boxes in the place of masks"
 
-    def shape_warning(self) -> str:
-        """Says that masks are rectangles, as tools write them in the place of masks that they do
-        not have; "" if they are not, or are few."""
-        if self.num_complete < MIN_OBJECTS or self.num_rectangles < 0.9 * self.num_complete:
-            return ""
-        return (
-            f"{self.num_rectangles} of {self.num_complete} complete masks are rectangles; a tool "
-            "may have written boxes in the place of masks"
-        )
-
-    def mask_warning(self) -> str:
-        """Why modal and amodal masks cannot be told apart here; "" if they can."""
         if not self.num_complete:
-            return (
+            yield (
                 "no complete mask is known (segmentation is null everywhere): only modal is learnt"
             )
-        if not self.num_occluded:
-            return "no object is hidden anywhere, so that modal and amodal masks are the same"
-        if self.num_amodal and not self.num_amodal_of_occluded:
-            return "no amodal query is about an object of which a part is hidden"
-        if self.num_queries and self.num_amodal in (0, self.num_queries):
+        elif not self.num_occluded:
+            yield "no object is hidden anywhere, so that modal and amodal masks are the same"
+        elif self.num_amodal and not self.num_amodal_of_occluded:
+            yield "no amodal query is about an object of which a part is hidden"
+        elif self.num_queries and self.num_amodal in (0, self.num_queries):
             mask_type = "amodal" if self.num_amodal else "modal"
-            return f"all queries ask for {mask_type} masks, so that nothing tells the types apart"
-        return ""
+            yield f"all queries ask for {mask_type} masks, so that nothing tells the types apart"
 
 
 def summarize(truths: Iterable[ImageTruth]) -> SplitSummary:
@@ -145,15 +127,14 @@ def summarize(truths: Iterable[ImageTruth]) -> SplitSummary:
     return summary
 
 
-def check_teaches(source: Source, name: str) -> str:
+def check_teaches(source: Source, name: str) -> list[str]:
     """Looks at up to `NUM_CHECKED` images of a training split, evenly spread.
 
-    Returns a warning where modal and amodal masks are the same everywhere, "" otherwise. Raises
-    InputError, with `name`, the data source, where nothing can be learnt.
+    Returns warnings. Raises InputError, with `name`, the data source, where nothing can be learnt.
     """
     stride = -(-len(source) // NUM_CHECKED)
     summary = summarize(source.truth_at(index) for index in range(0, len(source), stride))
     reason = summary.reason_for_nothing()
     if reason:
         raise InputError(f"{name}: nothing can be learnt from the training split, since {reason}")
-    return summary.mask_warning()
+    return list(summary.warnings())

@@ -73,7 +73,8 @@ class R2smQueries(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(dataset) for split, dataset in self._splits.items()}
 
     def _generate_examples(self, dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
-        for index, sample in enumerate(dataset):
+        for index in range(len(dataset)):
+            sample = dataset[index]
             yield sample.image_id, _encode(sample, dataset.image_path(index))
 
 

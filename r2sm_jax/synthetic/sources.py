@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from r2sm_jax.config import Config, DataConfig
+from r2sm_jax.data.contradictions import find_pictures_in_both
 from r2sm_jax.data.dataset import Dataset, Source, read_json
 from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.data.splits import WHOLE_TRAIN, resolve_split, split_ids
-from r2sm_jax.data.validation import find_pictures_in_both
 from r2sm_jax.errors import InputError
 
 REPORTED = "reported"
@@ -177,8 +177,7 @@ def open_training(config: Config) -> Source:
     if not len(source):
         raise InputError(f"{data.source}: the training split is empty")
     if not spec.is_procedural:
-        warning = check_teaches(source, data.source)
-        if warning:
+        for warning in check_teaches(source, data.source):
             print(f"warning: {data.source}: {warning}", flush=True)
     return source
 

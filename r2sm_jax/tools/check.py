@@ -9,9 +9,14 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.contradictions import (
+    check as check_contradictions,
+    compare,
+    find_pictures_in_both,
+)
 from r2sm_jax.data.dataset import Dataset, read_json
 from r2sm_jax.data.split_summary import summarize
-from r2sm_jax.data.validation import compare, find_pictures_in_both, parse, problems
+from r2sm_jax.data.validation import parse, problems
 from r2sm_jax.errors import InputError
 from r2sm_jax.progress import show_progress
 
@@ -32,10 +37,8 @@ def check(
         against_images: Folder of that file's images.
     """
     content = file.read_bytes()
-    refuse(file, map(str, problems(content)))
-    for contradiction in compare(parse(file, content)):
-        if contradiction.is_systematic:
-            raise InputError(f"{file}: {contradiction}")
+    refuse(file, problems(content))
+    for contradiction in check_contradictions(file, compare(parse(file, content))):
         warn(file, str(contradiction))
     dataset = read_json(file, images, need_images=False)
     refuse(file, find_unusable(dataset))
@@ -45,9 +48,8 @@ def check(
     for sentence in find_oddities(dataset):
         warn(file, sentence)
     summary = summarize(dataset.truth_at(index) for index in range(len(dataset)))
-    for sentence in (*summary.query_warnings(), summary.shape_warning(), summary.mask_warning()):
-        if sentence:
-            warn(file, sentence)
+    for sentence in summary.warnings():
+        warn(file, sentence)
     reason = summary.reason_for_nothing()
     if reason:
         raise InputError(f"{file}: nothing can be trained or scored, since {reason}")

@@ -23,9 +23,9 @@ from tyro.conf import OmitArgPrefixes, Positional
 from r2sm_jax.data import masks
 from r2sm_jax.data.coco import COCOOptions, Kind, read_coco
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.dataset import ImageTruth, read_records, write
+from r2sm_jax.data.contradictions import check, find_shared_files
+from r2sm_jax.data.dataset import ImageTruth, read_json, write
 from r2sm_jax.data.mask_folders import read_mask_folders
-from r2sm_jax.data.validation import find_shared_files
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.queries import template_queries
@@ -243,13 +243,13 @@ def r2sm(
     if over is None:
         convert_questions(files, "r2sm", read_r2sm, fields, mask_type)
         return
-    records = read_records(over)
+    info = read_json(over, need_images=False).file.info or {}
     names = ", ".join(path.name for path in files.sources)
 
     def read(collector: Collector) -> Iterator[ImageTruth]:
         return read_r2sm_over(files.sources, read_coco(over), collector, fields, mask_type)
 
-    convert(files, "r2sm", read, info={**records.get("info", {}), "queries": names})
+    convert(files, "r2sm", read, info={**info, "queries": names})
 
 
 FORMATS: dict[str, Callable[..., None]] = {
@@ -339,9 +339,7 @@ def check_arguments(files: Files) -> None:
 def note_oddities(truths: list[ImageTruth], source: str, collector: Collector) -> None:
     """Notes what the author of the files may not have meant. Raises InputError if most images share
     their file with another one."""
-    for contradiction in find_shared_files([truth.file_name for truth in truths]):
-        if contradiction.is_systematic:
-            raise InputError(f"{source}: {contradiction}")
+    for contradiction in check(source, find_shared_files([truth.file_name for truth in truths])):
         collector.note(source, str(contradiction))
     instances = [instance for truth in truths for instance in truth.instances]
     num_ignored = sum(instance.ignore for instance in instances)

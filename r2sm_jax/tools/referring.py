@@ -13,7 +13,8 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.coco import locate
-from r2sm_jax.data.collector import Collector, MaskComparison
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.contradictions import MaskComparison, check
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.data.validation import is_text
@@ -409,7 +410,7 @@ def read_r2sm(
             objects: list[Object] = []
             for number, modal, amodal in zip(numbers, visible, complete, strict=True):
                 if amodal is not None:
-                    comparison.add(modal, amodal)
+                    comparison.add(f"{where}: {number}", modal, amodal)
                 # Queries of one image may know different masks of an instance; each keeps what it
                 # knows.
                 key = number, amodal is None
@@ -417,8 +418,7 @@ def read_r2sm(
             targets = image.add(objects)
             query = _r2sm_query(len(image.queries) + 1, entry, fields, mask_type, targets)
             image.queries.append(query)
-    remedy = "exchange --fields.visible and --fields.complete, if the file has them so"
-    comparison.check(", ".join(map(str, sources)), remedy)
+    check(", ".join(map(str, sources)), comparison.contradictions())
     yield from images.truths()
 
 
