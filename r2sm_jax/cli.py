@@ -5,13 +5,11 @@ python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.hea
 Flags override the values of the config file. A configuration is stored as JSON and read again.
 """
 
-import ctypes
 import dataclasses
 import errno
 import io
 import json
 import os
-import platform
 import re
 import runpy
 import shutil
@@ -201,15 +199,3 @@ def _unknown_fields(values: dict[str, Any], known: dict[str, Any]) -> Iterator[s
             yield name
         elif isinstance(value, dict):
             yield from (f"{name}.{inner}" for inner in _unknown_fields(value, known[name]))
-
-
-# Memory
-
-
-def trim_memory() -> None:
-    """Gives free memory back to the system, which glibc keeps by default.
-
-    It pays after the first training step, whose compilation leaves most.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)

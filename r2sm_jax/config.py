@@ -2,10 +2,9 @@
 parses it."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, get_args
 
 from r2sm_jax.errors import InputError
 
@@ -17,11 +16,12 @@ MaskPair = Literal["mask2former", "lisa", "sam"]
 MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (models/matmul.py)."""
 
-LEARNED_HEADS = ("linear", "mlp", "layers", "attention")
+LearnedHead = Literal["linear", "mlp", "layers", "attention"]
+LEARNED_HEADS: tuple[LearnedHead, ...] = get_args(LearnedHead)
 """Mask-type heads that decide from the words alone (models/mask_type_heads.py)."""
 DECODER_HEAD = "decoder"
 """The head that reads a token of the mask decoder, which also sees the image."""
-REFERENCE_HEADS = ("keyword", "always_modal", "always_amodal", "oracle")
+ReferenceHead = Literal["keyword", "always_modal", "always_amodal", "oracle"]
 """Rules that learn nothing."""
 NO_HEAD = "none"
 """No decision: one mask for every query, as R2SM's baselines give."""
@@ -199,9 +199,9 @@ class ModelConfig:
     vision: VisionConfig = field(default_factory=VisionConfig)
     text: TextConfig = field(default_factory=TextConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
-    head: str = "attention"
-    """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the
-    references keyword, always_modal, always_amodal, oracle; none."""
+    head: Literal[LearnedHead, "decoder", ReferenceHead, "none"] = "attention"
+    """What decides between the two masks: a head that reads the words alone; `decoder`, which also
+    sees the image; a rule that learns nothing; `none`."""
     mask_threshold: float = -0.6
     """Logit above which a pixel is mask while the segmenter is trained. Below 0, since IoU loses
     more by a missing pixel than by one too many. Calibration shifts it: each checkpoint has the
@@ -353,10 +353,10 @@ class LoopConfig:
     """Steps between quick evaluations with sample sheets."""
     checkpoint_every: int = 400
     """Steps between checkpoints."""
-    select_on: str = "auto"
-    """Split of the quick evaluations, whose highest gIoU makes a checkpoint the run's best. auto =
-    dev, held out of train. val = the paper's protocol: the split is reported too, which the report
-    says; files train on dev then."""
+    select_on: str = "dev"
+    """Split of the quick evaluations, whose highest gIoU makes weights the run's best; dev is held
+    out of train. val = the paper's protocol: the split is reported too, which the report says;
+    files train on dev then."""
     evaluate_samples: int = 64
     """Images in a quick evaluation, evenly spread over a file."""
     report_samples: int = 100
@@ -411,26 +411,17 @@ class Config:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
-def check_head(name: str) -> None:
-    """Raises InputError for an unknown head."""
-    names = [*LEARNED_HEADS, DECODER_HEAD, *REFERENCE_HEADS, NO_HEAD]
-    if name not in names:
-        raise InputError(f"--model.head {name!r} is unknown; give one of {', '.join(names)}")
-
-
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         """train.steps train.batch_size train.log_every train.checkpoint_every train.evaluate_every
         train.accumulate train.evaluate_samples train.report_samples data.queries data.scenes
-        data.instances distributed.fsdp model.vision.image_size model.vision.patch_size
-        model.vision.dim model.vision.heads model.vision.out_dim model.vision.mlp_dim
-        model.decoder.dim model.decoder.heads model.decoder.depth model.decoder.mask_dim
-        model.decoder.fine_dim model.decoder.mlp_dim model.text.dim""".split(),
+        data.instances distributed.fsdp model.vision.patch_size model.vision.heads
+        model.decoder.heads model.decoder.depth""".split(),
         (1, math.inf),
     ),
     **dict.fromkeys(
-        """train.devices train.seed data.seed data.text_only_queries data.workers optimizer.clip
-        model.vision.depth model.vision.window_size model.decoder.slots""".split(),
+        """train.devices data.text_only_queries data.workers optimizer.clip model.vision.depth
+        model.decoder.slots""".split(),
         (0, math.inf),
     ),
     "model.text.max_tokens": (3, math.inf),
@@ -443,63 +434,10 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """Fields of a `Config` -> their smallest and largest value."""
 
-Rule = tuple[Callable[["ModelConfig"], bool | int], str]
-MODEL_RULES: tuple[Rule, ...] = (
-    (
-        lambda m: m.vision.image_size % m.vision.patch_size,
-        "--model.vision.image-size must be a multiple of --model.vision.patch-size",
-    ),
-    (
-        lambda m: m.vision.encoder == "conv" and m.vision.patch_size not in (8, 16),
-        "--model.vision.patch-size: the conv stem halves 3 or 4 times; give 8 or 16",
-    ),
-    (
-        lambda m: m.vision.dim % m.vision.heads,
-        "--model.vision.dim must be a multiple of --model.vision.heads",
-    ),
-    (
-        lambda m: m.decoder.dim % m.decoder.heads or m.decoder.dim % 2,
-        "--model.decoder.dim must be even and a multiple of --model.decoder.heads",
-    ),
-    (
-        lambda m: m.decoder.type == "sam" and m.decoder.dim != m.vision.out_dim,
-        "--model.decoder.type sam: give --model.decoder.dim the value of --model.vision.out-dim",
-    ),
-    (
-        lambda m: m.decoder.type == "sam" and m.decoder.dim % (8 * m.decoder.heads),
-        "--model.decoder.type sam: --model.decoder.dim must be a multiple of 8 times the heads",
-    ),
-    (
-        lambda m: m.vision.sam is not None and m.vision.encoder != "sam",
-        "--model.vision.sam is for the encoder of SAM; give --model.vision.encoder sam",
-    ),
-    (
-        lambda m: m.vision.sam_frozen and m.vision.sam is None,
-        "--model.vision.sam-frozen: there are no weights of SAM; give --model.vision.sam",
-    ),
-    (
-        lambda m: (m.vision.encoder == "vit") != (m.vision.vit is not None),
-        "--model.vision.encoder vit and --model.vision.vit go together; give both or neither",
-    ),
-    (
-        lambda m: (m.vision.encoder == "efficientnet") != (m.vision.efficientnet is not None),
-        "--model.vision.encoder efficientnet and --model.vision.efficientnet go together; give "
-        "both or neither",
-    ),
-    (
-        lambda m: bool(m.vision.sam or m.vision.efficientnet) and m.vision.patch_size != 16,
-        "--model.vision.patch-size: SAM's weights and EfficientNet have tokens of 16 pixels; "
-        "give 16",
-    ),
-    (lambda m: not m.text.layers, "--model.text.layers is empty; give hidden layers: 2 4 6"),
-)
-"""What flags of the model that do not fit together break -> what to give."""
-
 
 def check_config(config: Config) -> Config:
-    """Refuses values with which training would fail later, or learn nothing of a part. Raises
-    InputError, which names flag and remedy."""
-    check_head(config.model.head)
+    """Returns a configuration, but raises InputError, which names flag and remedy, for values with
+    which training would fail later, or learn nothing of a part."""
     for name, (low, high) in RANGES.items():
         value = attrgetter(name)(config)
         if not low <= value <= high:
@@ -507,8 +445,8 @@ def check_config(config: Config) -> Config:
             limit = f"at least {low}" if value < low else f"at most {high}"
             raise InputError(f"{flag} {value}: give {limit}")
     check_model(config.model)
-    if config.model.decoder.slots > config.data.instances:
-        slots = config.model.decoder.slots
+    slots, select_on = config.model.decoder.slots, config.train.select_on
+    if slots > config.data.instances:
         raise InputError(
             f"--model.decoder.slots {slots}: training supervises --data.instances "
             f"{config.data.instances} instances an image, so the last slots would learn nothing; "
@@ -519,16 +457,48 @@ def check_config(config: Config) -> Config:
             f"--loss.instance {config.loss.instance} leaves the refined kernels untrained; give a "
             "weight above 0, or --model.decoder.no-refine"
         )
-    if config.train.select_on in ("train", "test"):
+    if select_on in ("train", "test"):
         raise InputError(
-            f"--train.select-on {config.train.select_on}: train is learned by heart, test is for "
-            "releases; give dev"
+            f"--train.select-on {select_on}: train is learned by heart, test is for releases; give "
+            "dev"
         )
     return config
 
 
 def check_model(model: ModelConfig) -> None:
-    """Raises InputError for flags of the model that do not fit together (`MODEL_RULES`)."""
-    for is_broken, remedy in MODEL_RULES:
-        if is_broken(model):
+    """Raises InputError, which names the flags, for flags of the model that do not fit together."""
+    vision, decoder = model.vision, model.decoder
+    has_published_grid = vision.sam or vision.efficientnet
+    rules = {
+        "--model.vision.image-size must be a multiple of --model.vision.patch-size": (
+            vision.image_size % vision.patch_size == 0
+        ),
+        "--model.vision.patch-size: the conv stem halves 3 or 4 times; give 8 or 16": (
+            vision.encoder != "conv" or vision.patch_size in (8, 16)
+        ),
+        "--model.vision.patch-size: SAM's weights and EfficientNet have tokens of 16 pixels; give "
+        "16": (not has_published_grid or vision.patch_size == 16),
+        "--model.vision.dim must be a multiple of --model.vision.heads": (
+            vision.dim % vision.heads == 0
+        ),
+        "--model.decoder.dim must be even and a multiple of --model.decoder.heads": (
+            decoder.dim % decoder.heads == 0 and decoder.dim % 2 == 0
+        ),
+        "--model.decoder.type sam: give --model.decoder.dim the value of --model.vision.out-dim": (
+            decoder.type != "sam" or decoder.dim == vision.out_dim
+        ),
+        "--model.vision.sam is for --model.vision.encoder sam; give both": (
+            vision.sam is None or vision.encoder == "sam"
+        ),
+        "--model.vision.sam-frozen: there are no weights of SAM; give --model.vision.sam": (
+            vision.sam is not None or not vision.sam_frozen
+        ),
+        "--model.vision.vit and --model.vision.encoder vit go together; give both or neither": (
+            (vision.vit is None) == (vision.encoder != "vit")
+        ),
+        "--model.vision.efficientnet and --model.vision.encoder efficientnet go together; give "
+        "both or neither": (vision.efficientnet is None) == (vision.encoder != "efficientnet"),
+    }
+    for remedy, is_kept in rules.items():
+        if not is_kept:
             raise InputError(remedy)

@@ -20,14 +20,7 @@ class InputError(Exception):
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
-    """Raises InputError if a file must not be written at `path`.
-
-    That is where it is a folder, its parent is a file, or it exists and `overwrite` is False.
-    """
-    if path.is_dir():
-        raise InputError(f"{path}: this is a folder; give the name of a file")
-    if path.parent.exists() and not path.parent.is_dir():
-        raise InputError(f"{path.parent}: this is a file; give the name of a folder")
+    """Raises InputError if a file exists and must not be replaced."""
     if path.exists() and not overwrite:
         raise InputError(f"{path}: the file exists already; give another name or --overwrite")
 
@@ -62,18 +55,8 @@ def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
         ) from error
 
 
-def refuse_dangling(path: Path) -> None:
-    """Raises InputError for a link whose target is gone."""
-    if path.is_symlink() and not path.exists():
-        raise InputError(
-            f"{path}: this link points at {path.readlink()}, which is not there any more; give "
-            "another path, or point the link at what there is"
-        )
-
-
 def read_bytes(path: Path) -> bytes:
     """Reads a file. Raises InputError if it cannot be read."""
-    refuse_dangling(path)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 
 from r2sm_jax.cli import check_first, parse_flags
-from r2sm_jax.config import LEARNED_HEADS, TextConfig
+from r2sm_jax.config import LEARNED_HEADS, LearnedHead, TextConfig
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class AblateConfig:
 
     quick: bool = False
     """Fewer sentences and steps, and two seeds: minutes instead of half an hour."""
-    heads: tuple[Literal["linear", "mlp", "layers", "attention"], ...] = LEARNED_HEADS
+    heads: tuple[LearnedHead, ...] = LEARNED_HEADS
     """Heads that decide from the words alone."""
     seeds: int | None = None
     """Trainings of each head; default: 3, or 2 with --quick."""

@@ -9,9 +9,8 @@ machine and devices.
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +20,25 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_first(lambda: parse_config(sys.argv[1:]))
 
-import jax
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from PIL import Image
 
 from r2sm_jax.config import LEARNED_HEADS, Config
-from r2sm_jax.data.dataset import Sample, Source, hash_data, read_some
-from r2sm_jax.data.sheet import save_sheet
+from r2sm_jax.data.dataset import Source, hash_data, read_some
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.evaluation.calibration import calibrate
-from r2sm_jax.evaluation.completion import (
-    REFERENCE_METHODS,
-    choose_threshold,
-    mean_iou,
-    outliner_figures,
-    print_figures,
-    score_completion,
-    scored_objects,
+from r2sm_jax.evaluation.evaluator import evaluate
+from r2sm_jax.evaluation.page import write_report
+from r2sm_jax.evaluation.selection import (
+    completer_evaluation,
+    outliner_evaluation,
+    segmenter_evaluation,
 )
-from r2sm_jax.evaluation.evaluator import evaluate, evaluate_source
-from r2sm_jax.evaluation.page import example_rows, sample_queries, write_report
-from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.tables import describe_result
-from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner
 from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
-from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.model_folder import find_folder
 from r2sm_jax.models.pretrained import fill_sizes
-from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import (
     open_reported,
@@ -58,7 +47,7 @@ from r2sm_jax.synthetic.sources import (
     warn_of_shared_pictures,
 )
 from r2sm_jax.training.crop_models import CropTask
-from r2sm_jax.training.loop import Evaluate, Evaluation, Task, fit
+from r2sm_jax.training.loop import Task, fit
 from r2sm_jax.training.processes import check_same, make_mesh, run_on_main, running
 from r2sm_jax.training.run_folder import (
     find_run,
@@ -67,9 +56,7 @@ from r2sm_jax.training.run_folder import (
     read_config,
     resolve_auto,
 )
-from r2sm_jax.training.segmenter import SegmenterTask, TrainingData, prepare_data
-
-SHEET_ROWS = 6
+from r2sm_jax.training.segmenter import SegmenterTask, prepare_data
 
 
 def train(config: Config) -> Path:
@@ -77,164 +64,71 @@ def train(config: Config) -> Path:
 
     Raises InputError for something that the user can put right; the message says how.
     """
-    resumed = read_config(find_run(config)) if config.resume else None
-    config = resolve_auto(config, resumed)
-    known = resumed or (read_config(Path(config.init)) if config.init else None)
-    config = replace(config, model=fill_sizes(config.model, known and known.model))
+    config = resolve_auto(config)
+    earlier = find_run(config) if config.resume else config.init and find_folder(config.init)
+    known = read_config(earlier).model if earlier else None
+    config = replace(config, model=fill_sizes(config.model, known))
     check_same(flatten_dict(to_json(config), sep="."))
     mesh = make_mesh(config.train, config.distributed.fsdp)
 
     # What is wrong with a split or with weights is found now.
-    is_segmenter = config.train.part == "segmenter"
     source, dev = open_training(config), open_selecting(config)
     print(f"{len(source):,} training images", flush=True)
-    reported = open_reported(config) if is_segmenter else {}
+    reported = open_reported(config) if config.train.part == "segmenter" else {}
     warn_of_shared_pictures(source, {config.train.select_on: dev, **reported})
-    make_task = segmenter_task if is_segmenter else crop_task
-    is_new = not (config.resume and has_checkpoint(find_run(config)))
-    task, inputs = make_task(config, source, dev, mesh, is_new)
+    task, inputs = make_task(config, source, dev, mesh)
+    if config.resume and has_checkpoint(find_run(config)):
+        pass  # the loop reads the weights of the checkpoint
+    elif config.init:
+        task.set_weights(initial_weights(config.init, config))
+    else:
+        task.load_pretrained()
 
     with open_run(config, inputs) as folder:
         print(f"run folder {folder}", flush=True)
-        fitted = fit(task, folder, config.train)
-        if not fitted.is_complete:
+        seconds = fit(task, folder, config.train)
+        if seconds is None:
             print(f"continue with python -m r2sm_jax.train --resume --run {folder}", flush=True)
         elif reported:
-            run_on_main(lambda: report_on_best(config, folder, reported, fitted.seconds))
+            run_on_main(lambda: report_on_best(config, folder, reported, seconds))
     return folder
 
 
-# Tasks, with the hashes of what they are trained with
-
-
-def segmenter_task(
-    config: Config, source: Source, dev: Source, mesh: Mesh, is_new: bool
+def make_task(
+    config: Config, source: Source, dev: Source, mesh: Mesh
 ) -> tuple[Task, dict[str, Any]]:
-    """Makes the task of the segmenter.
+    """Makes what is trained, with random weights. Returns also the hashes of what it reads.
 
-    Args:
-        dev: selects the best weights.
-        is_new: whether no checkpoint gives the weights.
+    `dev`: selects the best weights.
     """
+    part = config.train.part
+    if part != "segmenter":
+        make_evaluation = completer_evaluation if part == "completer" else outliner_evaluation
+        task = CropTask(config, source, mesh, make_evaluation(config, dev))
+        return task, {"data": {"sha256": hash_data(source, read_some(source))}}
+
     # Only a head that reads words learns from sentences without an image.
     num_text_only = config.data.text_only_queries if config.model.head in LEARNED_HEADS else 0
     text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
     data = prepare_data(config, source, text_only)
-    task = SegmenterTask(config, data, mesh, SegmenterEvaluation(config, data, dev))
-    if is_new and config.init:
-        task.set_weights(load_weights(config.init, config.model))
-    elif is_new:
-        task.load_pretrained()
+    fit_absence = data.has_absent_targets
+    evaluation = segmenter_evaluation(config, data.texts, dev, fit_absence=fit_absence)
     language_model = {"name": config.model.text.name, **data.texts.identity}
-    return task, {"language_model": language_model, "data": {"sha256": data.sha256}}
+    inputs = {"language_model": language_model, "data": {"sha256": data.sha256}}
+    return SegmenterTask(config, data, mesh, evaluation), inputs
 
 
-class SegmenterEvaluation:
-    """Calibrates and scores a segmenter on the split that selects, and saves a sheet of samples."""
-
-    def __init__(self, config: Config, data: TrainingData, dev: Source):
-        graphdef, _ = nnx.split(abstract_model(config.model))
-        self._open = partial(Predictor, config.model, graphdef, text_encoder=data.texts)
-        self._predictor: Predictor | None = None  # compiles once
-        self._fits_absence = data.has_absent_targets
-        self._dev = dev
-
-    def __call__(self, weights: nnx.State, step: int, folder: Path) -> Evaluation:
-        """Evaluates the weights of a step."""
-        # They may be divided among devices and processes; predicting uses one device.
-        weights = jax.device_put(weights, jax.local_devices()[0])
-        predictor = self._predictor = self._predictor or self._open(weights=weights)
-        predictor = predictor.updated(weights=weights)
-        sentences = intent_sentences("calibration")
-        calibration = calibrate(predictor, self._dev, sentences, fit_absence=self._fits_absence)
-        predictor = predictor.updated(calibration=calibration)
-        results = evaluate_source(predictor, self._dev, name="dev").results
-        rows = example_rows(self._dev, sample_queries(results, SHEET_ROWS))
-        save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
-
-        split = split_figures(results)
-        figures = {
-            "giou": split["all"]["giou"],
-            "modal": split["modal"]["giou"],
-            "amodal": split["amodal"]["giou"],
-            "occluded_iou": split["all"]["occluded_iou"],
-            "type_accuracy": split["mask_type"]["accuracy"],
-        }
-        shown = [f"{name} {value:.3f}" for name, value in figures.items() if value is not None]
-        print(f"step {step}  dev: {'  '.join(shown)}", flush=True)
-        return Evaluation(
-            float(figures["giou"] or 0), figures, {"calibration": calibration._asdict()}
-        )
-
-
-def crop_task(
-    config: Config, source: Source, dev: Source, mesh: Mesh, is_new: bool
-) -> tuple[Task, dict[str, Any]]:
-    """Makes the task of a completer or outliner. Arguments as in `segmenter_task`."""
+def initial_weights(name: str, config: Config) -> nnx.State:
+    """Loads what `--init` names. Raises InputError if it has other sizes than are trained."""
     part = config.train.part
-    sizes = getattr(config.model, part)
-    samples = [dev[index] for index in range(len(dev))]
-    make_evaluation = completer_evaluation if part == "completer" else outliner_evaluation
-    evaluation = make_evaluation(config, samples)
-    task = CropTask(config, source, mesh, evaluation)
-    if is_new and config.init:
-        initial = load_part(config.init, part)
-        if initial.config != sizes:
-            raise InputError(
-                f"--init {config.init}: its {part} has other sizes; give --model.{part} as in "
-                f"{initial.config}"
-            )
-        task.set_weights(initial.weights)
-    elif is_new:
-        task.load_pretrained()
-    return task, {"data": {"sha256": hash_data(source, read_some(source))}}
-
-
-def completer_evaluation(config: Config, samples: Sequence[Sample]) -> Evaluate:
-    """Makes what scores a completer beside rules that learn nothing, and chooses its threshold.
-    Raises InputError if nothing is hidden in the samples."""
-    references = score_completion(REFERENCE_METHODS, samples)
-    if not references["visible mask"]["hidden"]["objects"]:
+    if part == "segmenter":
+        return load_weights(name, config.model)
+    initial = load_part(name, part)
+    if initial.config != getattr(config.model, part):
         raise InputError(
-            f"{config.data.source}: the split dev has no hidden object whose complete shape is "
-            "known; give compose:FILE, which hides objects, or data with amodal masks"
+            f"--init {name}: its {part} has other sizes; give --model.{part} as in {initial.config}"
         )
-    sizes = config.model.completer
-    untrained = MaskCompleter(sizes, nnx.State({}))
-
-    def evaluate_weights(weights: nnx.State, step: int, folder: Path) -> Evaluation:
-        completer = untrained.updated(weights=weights)
-        threshold, figures = choose_threshold(
-            lambda threshold: completer.updated(threshold=threshold), samples
-        )
-        print_figures(references | figures)
-        stored = {"config": to_json(sizes), "threshold": threshold}
-        return Evaluation(mean_iou(figures), references | figures, {"completer": stored})
-
-    return evaluate_weights
-
-
-def outliner_evaluation(config: Config, samples: Sequence[Sample]) -> Evaluate:
-    """Makes what scores an outliner. Raises InputError if no object is large enough."""
-    if not any(scored_objects(sample) for sample in samples):
-        raise InputError(
-            f"{config.data.source}: the split dev has no object of 64 or more visible pixels; give "
-            "more images"
-        )
-    sizes = config.model.outliner
-    untrained = MaskOutliner(sizes, nnx.State({}))
-
-    def evaluate_weights(weights: nnx.State, step: int, folder: Path) -> Evaluation:
-        figures = outliner_figures(untrained.updated(weights=weights), samples)
-        shown = [f"{name} {values['iou']:.3f}" for name, values in figures.items()]
-        print(f"modal IoU of {figures['box']['objects']} objects: {', '.join(shown)}", flush=True)
-        score = figures["box"]["iou"] + figures["click"]["iou"]
-        return Evaluation(score, figures, {"outliner": {"config": to_json(sizes)}})
-
-    return evaluate_weights
-
-
-# The report
+    return initial.weights
 
 
 def report_on_best(
@@ -278,13 +172,11 @@ def main() -> None:
     """Command line. A resumed run keeps its configuration, except for flags that change fields of
     `MAY_CHANGE`."""
     enable_compilation_cache()
-    args = sys.argv[1:]
-    config = parse_config(args)
-    has_config_file = bool(args) and not args[0].startswith("-")
-    if config.resume and not has_config_file:
+    config = parse_config(sys.argv[1:])
+    if config.resume:
         resumed = read_config(find_run(config))
-        any_devices = replace(resumed.train, devices=0)
-        config = parse_config(args, default=replace(resumed, train=any_devices))
+        any_devices = replace(resumed, train=replace(resumed.train, devices=0))
+        config = parse_config(sys.argv[1:], default=any_devices)
     if config.train.deterministic:
         # XLA reads its flags when a device is first used.
         flags = os.environ.get("XLA_FLAGS", "")

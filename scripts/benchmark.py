@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import r2sm_jax
-from r2sm_jax.cli import cli_main, parse_config, parse_flags, trim_memory
+from r2sm_jax.cli import cli_main, parse_config, parse_flags
 from r2sm_jax.config import Config
 from r2sm_jax.data import masks
 from r2sm_jax.data.batches import Batch, ExampleBuilder, Examples, training_batches
@@ -47,10 +47,10 @@ from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.scenes.source import draw_scene
-from r2sm_jax.synthetic.sources import load_json_split, open_source
-from r2sm_jax.train import TrainingData, open_training, prepare_data
+from r2sm_jax.synthetic.sources import load_json_split, open_source, open_training
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
+from r2sm_jax.training.segmenter import TrainingData, prepare_data
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 Figures = Iterator[tuple[str, str]]
@@ -99,7 +99,6 @@ def measure_training(args: Sequence[str]) -> Figures:
     batches.close()
     step = make_step(config, data)
     jax.block_until_ready(step(batch))
-    trim_memory()
     shape = f"{config.train.batch_size} images x {config.data.queries} queries"
     milliseconds = 1000 * median_seconds(lambda: step(batch), 20)
     yield f"training step, {shape}", f"{milliseconds:.0f} ms"
@@ -378,8 +377,6 @@ def measure_memory(args: Sequence[str]) -> Figures:
         train_step = make_step(config, data)
         for step in range(1, flags.steps + 1):
             jax.block_until_ready(train_step(data.texts.fill(next(batches))))
-            if step == 1:
-                trim_memory()
             if step % 10 == 0 or step == flags.steps:
                 yield f"memory after {step} steps", current_memory()
         batches.close()

@@ -53,7 +53,7 @@ def test_a_slip_in_a_flag_is_told_before_jax_is_loaded(name):
         ("data", ["convert", "coco", "a.json", "--out", "b", "--out", "c"], "--out"),
         ("data", ["cnovert"], "cnovert"),
         ("train", ["--train.steps=1.5"], "--train.steps"),
-        ("train", ["--model.decoder.type", "foo"], "--model.decoder.type"),
+        ("train", ["--model.head", "atention"], "--model.head"),
         ("train", ["--train.steps", "5", "6"], "6"),
     ],
 )

@@ -29,7 +29,6 @@ def test_flags_override_a_config_file_and_that_the_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--model.head", "atention"], ["'atention'", "attention", "always_modal"]),
         (["--model.vision.image-size", "50"], ["--model.vision.image-size", "patch-size"]),
         (
             ["--model.vision.dim", "50", "--model.vision.heads", "4"],

@@ -9,7 +9,6 @@ from flax import nnx
 from made_pictures import digest, write_photos
 
 import r2sm_jax.train as train_module
-from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.sources import open_source
@@ -53,15 +52,3 @@ def test_the_average_follows_the_weights():
     # In the first step 1/10 of the old average stays, after 1000 steps 0.9 of it.
     assert update_average(average, params, jnp.array(0), 0.9)["w"][0] == pytest.approx(3.6)
     assert update_average(average, params, jnp.array(1000), 0.9)["w"][0] == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("config", "flag"),
-    [
-        (Config(data=DataConfig(workers=-1)), "--data.workers"),
-        (Config(train=LoopConfig(ema=1.0)), "--train.ema"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(config, flag):
-    with pytest.raises(InputError, match=flag):
-        check_config(config)

@@ -148,22 +148,12 @@ def test_named_pairs_by_hand():
     assert sam == pytest.approx(20 * focal + 0.4, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "pair, expected", [("mask2former", 5 * LN2), ("lisa", 2 * LN2), ("sam", 20 * 0.75 * 0.25 * LN2)]
-)
-def test_mask_loss_of_an_empty_target_is_its_pixel_part(pair, expected):
-    flat, weight = jnp.zeros((2, 2)), jnp.ones((2, 2))
-    assert mask_loss(flat, jnp.zeros((2, 2)), weight, pair) == pytest.approx(expected, rel=1e-5)
-
-
 def test_mask_iou_thresholds_both():
     assert mask_iou(logits(LEFT)[0], TOP, FULL, 0) == pytest.approx(4 / 12)
     assert mask_iou(logits(EMPTY)[0], 0.4 * LEFT, FULL, 0) == 1
     assert mask_iou(logits(LEFT)[0], EMPTY, FULL, 0) == 0
     assert mask_iou(logits(LEFT)[0], FULL, FULL, -100) == 1
-
-
-def test_mask_iou_ignores_padding():
+    # Padding does not count.
     assert mask_iou(logits(FULL)[0], LEFT, LEFT, 0) == 1
     assert mask_iou(logits(FULL)[0], EMPTY, EMPTY, 0) == 1
 
@@ -328,6 +318,19 @@ def test_unknown_labels_are_left_out():
     assert dense_losses(output, {"category": jnp.eye(2)}, truth)["dense_category"] == 0
 
 
+def test_that_nothing_is_hidden_is_not_taught_where_a_complete_shape_is_unknown():
+    """Instance 0 has category 0, instance 1 category 1."""
+    truth = targets(has_amodal=jnp.array([[False, True]])).pixels
+    names, plain = {"category": jnp.eye(2)}, jnp.zeros((1, 2, 2, 2))
+
+    def loss(hidden):
+        output = DenseOutput(plain, hidden, jnp.zeros((1, 2, 2, 4)))
+        return dense_losses(output, names, truth)["dense_hidden"]
+
+    gradient = jax.grad(loss)(plain)
+    assert not gradient[..., 0].any() and gradient[..., 1].all()
+
+
 def test_instance_loss_asks_for_each_instance_by_itself():
     kernels = kernels_of([RIGHT_ANSWER])
 
@@ -357,15 +360,6 @@ def test_the_total_is_the_weighted_sum():
     config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, aux=7, instance=8)
     expected = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11
     assert total_loss(parts, config) == pytest.approx(expected)
-
-
-def test_weights_are_equal_among_entries_that_count():
-    truth = targets(query_mask=jnp.array([[True, False]]))
-    assert truth.queries.modal_weight.tolist() == [[1, 0]]
-    assert truth.type_weight.tolist() == [[1, 0]]
-    assert truth.queries.iou_weight.tolist() == [[[0.5, 0.5], [0, 0]]]
-    nothing = targets(query_mask=jnp.zeros((1, 2), bool))
-    assert nothing.queries.modal_weight.tolist() == [[0, 0]]
 
 
 def test_losses_of_parts_add_up_to_the_mean_of_the_batch():

@@ -45,14 +45,6 @@ def test_slots_in_any_order_cost_the_same(first, second):
     assert parts["slot_iou"] == pytest.approx(0, abs=1e-4)
 
 
-def test_targets_in_any_order_cost_the_same():
-    answers = [[(TOP, FULL), (LEFT, LEFT)], [TWO, (TOP, TOP)]]
-    one = losses(answers, multi())
-    other = losses(answers, multi(slot_targets=jnp.array([[[1, 0], [-1, 1]]], jnp.int32)))
-    assert all(one[name] == pytest.approx(float(other[name]), rel=1e-5) for name in one)
-    assert one["slots"] > 0.1
-
-
 def test_slots_without_a_target_learn_absence():
     presence = jnp.array([[[0.0, 20.0, 20.0], [0.0, 20.0, -20.0]]])
     answers = [[ONE, TWO], [TWO, NOTHING]]

@@ -104,13 +104,6 @@ def test_no_precision_setting_of_jax_changes_the_step(batch):
         assert lower() == expected
 
 
-def test_the_mean_of_the_parts_means_would_be_another_step(batch):
-    """The batch tells exact accumulation from the usual one, which weighs every part alike."""
-    values, valid = np.arange(8.0), batch["query_mask"][:, 0]
-    usual = np.mean([values[i::2][valid[i::2]].mean() for i in range(2)])
-    assert abs(usual - values[valid].mean()) > 0.01
-
-
 def test_remat_changes_memory_and_nothing_else():
     config = VisionConfig(
         image_size=64,

@@ -61,7 +61,7 @@ def test_reported_splits_are_opened_before_training_starts(
         raise InputError("val_hard.json: damaged")
 
     monkeypatch.setattr(sources, "open_dataset", open_but_for_val_hard)
-    monkeypatch.setattr(train_module, "segmenter_task", lambda *_: pytest.fail("makes a model"))
+    monkeypatch.setattr(train_module, "make_task", lambda *_: pytest.fail("makes a model"))
     assert "val_hard" in refused(main, *tiny_flags, "--run", tmp_path / "run")
 
 

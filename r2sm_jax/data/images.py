@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from r2sm_jax.errors import InputError, refuse_dangling
+from r2sm_jax.errors import InputError
 
 MAX_MEGAPIXELS = 50
 """Larger images are refused. That is judged from the header, before they are decoded."""
@@ -222,8 +222,6 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         if isinstance(image, Image.Image):
             context = nullcontext(image)  # the caller's own image stays open
         else:
-            if not isinstance(image, bytes):
-                refuse_dangling(Path(image))
             context = Image.open(BytesIO(image) if isinstance(image, bytes) else image)
         with context as opened:
             _check_size(name, *opened.size)

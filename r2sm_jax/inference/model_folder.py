@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from r2sm_jax.config import FORMAT_VERSION
-from r2sm_jax.errors import InputError, load_json, refuse_dangling
+from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.models.hub import (
     CONFIG,
     DOWNLOAD_ERRORS,
@@ -45,7 +45,6 @@ def find_folder(name: str | Path) -> Path:
         return folder
     if (RELEASED / folder / CONFIG).is_file():
         return RELEASED / folder
-    refuse_dangling(folder)
     if not str(name).startswith(HUB):
         released = ", ".join(sorted(path.name for path in RELEASED.iterdir() if path.is_dir()))
         raise InputError(

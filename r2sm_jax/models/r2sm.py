@@ -10,7 +10,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
-from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig, check_head
+from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
@@ -142,7 +142,6 @@ class R2SM(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """`config` has the sizes of its published weights (`pretrained.fill_sizes`). All weights
         are random; see `build_model`."""
-        check_head(config.head)
         dtype = jnp.dtype(config.dtype)
         decoder = config.decoder
 

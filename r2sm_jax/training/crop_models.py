@@ -9,7 +9,6 @@ crop around a box or clicks that mean one object, and the object's visible mask.
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
 
 import grain
 import jax
@@ -22,7 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, UInt8
 from scipy import ndimage
 
-from r2sm_jax.config import Config
+from r2sm_jax.config import Config, LoopConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.crops import (
     BOX_EXTENT,
@@ -37,26 +36,26 @@ from r2sm_jax.data.crops import (
     window_at,
     window_of_box,
 )
-from r2sm_jax.data.dataset import Sample, Source
+from r2sm_jax.data.dataset import FreshSource, Sample, Source
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.crop_unet import NUM_CHANNELS, make_completer, make_outliner
+from r2sm_jax.models.crop_unet import NUM_CHANNELS, CropUNet, make_completer, make_outliner
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.keys import first_blocks
 from r2sm_jax.models.matmul import JAX_PRECISION
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training.loop import Evaluate
 from r2sm_jax.training.processes import place, shard_batch
-from r2sm_jax.training.step import TrainState, Values, init_state, update_average
+from r2sm_jax.training.step import TrainState, Values, init_state, update
 
+CutExamples = Callable[..., Iterator[UInt8[np.ndarray, "s s c"]]]
+"""(sample, rng=) -> the examples of one picture, with random variations."""
 EXAMPLES_PER_IMAGE = 4
 """Objects of one picture that become examples, chosen at random; a batch has as many examples for
 each of its `batch_size`."""
 POOL_SIZE = 512
 """Examples that are shuffled at a time, so that a batch mixes many pictures: examples of one
 picture are alike."""
-MAX_EMPTY_PICTURES = 1000
-"""So many pictures in a row without an example end the training, which would wait for ever."""
 # The optimizer is always AdamW with these constants and a gradient norm of at most 1. Of
 # `OptimizerConfig` only `learning_rate` is read.
 WARM_UP_STEPS = 300
@@ -64,15 +63,10 @@ WEIGHT_DECAY = 0.02
 AVERAGE = 0.999
 """Weights are averaged over about the last thousand steps."""
 
-CutExamples = Callable[[Sample, np.random.Generator], Iterator[UInt8[np.ndarray, "s s c"]]]
-"""The examples of one picture, with random variations."""
-LossOf = Callable[[nnx.State, nnx.State, jax.Array, jax.Array], tuple[Array, dict[str, Array]]]
-"""(trained weights, frozen weights, planes of the examples, key) -> the loss and its parts."""
-
+# The completer's examples
 UNHIDDEN_KEPT = 0.35  # share of the examples without a hidden part that training uses
 JITTER_SCALE = (0.8, 1.3)  # of the crop's side
 JITTER_SHIFT = 0.1  # of the crop's side, each way
-
 # Given masks as they are in life: noise moves their outline, parts of them are missing.
 CLEAN_SHARE = 0.4  # of the examples keep the true visible mask
 OTHERS_SHARE = 0.65  # of the examples know the masks of the other objects
@@ -80,8 +74,7 @@ MAX_OUTLINE_NOISE = 0.5  # of the blurred mask's value, by which the outline mov
 ERASED_SHARE = 0.25  # of the noisy examples lack what lies in a random box
 VISIBLE_WEIGHT = 0.1  # of a pixel inside the visible mask in the cross-entropy: it is given
 
-
-# The outliner's examples and loss
+# The outliner's examples
 MIN_OUTLINED_PIXELS = 60  # below it an object is no example
 BOX_SHARE = 0.5  # of the examples have a box
 BOX_AND_CLICKS_SHARE = 0.3  # of those with a box have clicks as well
@@ -95,39 +88,35 @@ CLICK_EXTENT = (1.15, 7.0)  # side of the crop around clicks, of the longer side
 CLICK_SHIFT = 0.12  # by which that crop is moved, of its side, each way
 AREA_FLOOR = 1 / 30  # of the mask's cells: bounds the cross-entropy of tiny objects
 
+
 # Examples of the completer
 
 
 def cut_examples(
-    sample: Sample, size: int, rng: np.random.Generator | None = None
+    sample: Sample, size: int, rng: np.random.Generator
 ) -> Iterator[UInt8[np.ndarray, "s s 7"]]:
-    """The examples of a sample; with `rng`, crops are moved and scaled at random.
+    """Yields the examples of a sample. Crops are moved and scaled at random.
 
     Planes of an example: colours, inside of the image, visible mask, visible masks of the other
     objects, complete mask.
     """
-    image = sample.image
-    visible_masks = [instance.modal for instance in sample.instances]
-    counts = count_masks(visible_masks) if visible_masks else None
+    if not sample.instances:
+        return
+    counts = count_masks([instance.modal for instance in sample.instances])
     for instance in sample.instances:
-        if instance.ignore or instance.amodal is None:
-            continue
         visible, complete = instance.modal, instance.amodal
-        if masks.area(visible) < MIN_COMPLETED_PIXELS:
+        if instance.ignore or complete is None or masks.area(visible) < MIN_COMPLETED_PIXELS:
             continue
         is_hidden = masks.occlude_rate(visible, complete) >= MIN_HIDDEN_SHARE
-        if rng is not None and not is_hidden and rng.random() > UNHIDDEN_KEPT:
+        if not is_hidden and rng.random() > UNHIDDEN_KEPT:
             continue
-
-        window = CropWindow.around(visible)
-        if rng is not None:
-            window = jitter_window(window, rng)
+        window = jitter_window(CropWindow.around(visible), rng)
         others = (counts - visible) > 0
-        yield cut_crop(image, window, size, (visible, others, complete))
+        yield cut_crop(sample.image, window, size, (visible, others, complete))
 
 
 def jitter_window(window: CropWindow, rng: np.random.Generator) -> CropWindow:
-    """The window at another size and place."""
+    """Changes the size and place of a window."""
     side = max(8, round(window.side * rng.uniform(*JITTER_SCALE)))
     shift_x, shift_y = rng.uniform(-JITTER_SHIFT, JITTER_SHIFT, 2) * side
     centre_x, centre_y = window.x + window.side / 2, window.y + window.side / 2
@@ -151,7 +140,8 @@ def vary(planes: UInt8[Array, "m s s c"], keys: Array) -> Float[Array, "m s s c"
 def vary_completion(
     planes: UInt8[Array, "m s s 7"], key: Array
 ) -> tuple[Float[Array, "m s s c"], Float[Array, "m s s"], Float[Array, "m s s"]]:
-    """Crops for the completer, the visible masks given to it, and the complete masks, from 0 to 1.
+    """Makes crops for the completer. Returns also the visible masks given to it, and the complete
+    masks, from 0 to 1.
 
     Varies examples, hides the others' masks from some, and makes noise on the given masks of most.
     """
@@ -172,7 +162,8 @@ def vary_completion(
 def disturb(
     visible: Float[Array, "m s s"], others: Float[Array, "m s s"], key: Array
 ) -> Float[Array, "m s s"]:
-    """Visible masks as finders give them: outlines moved, a part missing, a bit of a neighbour."""
+    """Makes visible masks as finders give them: outlines moved, a part missing, a bit of a
+    neighbour."""
     count, size, _ = visible.shape
     keys = jax.random.split(key, 6)
     moved = move_outline(visible, keys[0])
@@ -199,7 +190,7 @@ def disturb(
 
 
 def move_outline(mask: Float[Array, "m s s"], key: Array) -> Float[Array, "m s s"]:
-    """Masks whose outline moves in or out, evenly and by smooth noise."""
+    """Moves the outlines of masks in or out, evenly and by smooth noise."""
     count, size, _ = mask.shape
     keys = jax.random.split(key, 3)
     soft = blur(mask, 4)
@@ -213,7 +204,7 @@ def move_outline(mask: Float[Array, "m s s"], key: Array) -> Float[Array, "m s s
 
 
 def blur(mask: Float[Array, "m s s"], radius: int) -> Float[Array, "m s s"]:
-    """The mean over a square of 2 radius + 1 pixels, twice: nearly a Gaussian."""
+    """Takes the mean over a square of 2 radius + 1 pixels, twice: nearly a Gaussian."""
     side = 2 * radius + 1
     for _ in range(2):
         mask = jax.lax.reduce_window(mask, 0.0, jax.lax.add, (1, side, 1), (1, 1, 1), "SAME")
@@ -223,13 +214,13 @@ def blur(mask: Float[Array, "m s s"], radius: int) -> Float[Array, "m s s"]:
 
 
 def low_noise(key: Array, count: int, size: int, cells: int) -> Float[Array, "m s s"]:
-    """Smooth noise of variance about one, with `cells` independent values each way."""
+    """Draws smooth noise of variance about one, with `cells` independent values each way."""
     noise = jax.random.normal(key, (count, cells, cells))
     return jax.image.resize(noise, (count, size, size), "cubic")
 
 
 def mean_of_objects(values: Float[Array, " m"], target: Float[Array, "m h w"]) -> Float[Array, ""]:
-    """The mean over the examples that have an object."""
+    """Computes the mean over the examples that have an object."""
     has_object = target.any((1, 2)).astype(jnp.float32)
     return (values * has_object).sum() / jnp.maximum(has_object.sum(), 1)
 
@@ -239,7 +230,7 @@ def completion_loss(
     given: Float[Array, "m s s"],
     complete: Float[Array, "m s s"],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Cross-entropy, soft IoU of the whole answer, and dice of what is added.
+    """Adds up cross-entropy, soft IoU of the whole answer, and dice of what is added.
 
     Means over the examples that have an object.
     """
@@ -264,24 +255,18 @@ def completion_loss(
     num_pixels = added.sum((1, 2)) + hidden.sum((1, 2))
     dice = (2 * overlap + 16) / (num_pixels + 16)
 
-    def mean(values: Float[Array, " m"]) -> Float[Array, ""]:
-        return mean_of_objects(values, target)
-
+    mean = partial(mean_of_objects, target=target)
     loss = mean(entropy) + mean(1 - soft_iou) + 0.5 * mean(1 - dice)
     return loss, {"entropy": mean(entropy), "soft_iou": mean(soft_iou), "dice": mean(dice)}
 
 
-def completer_loss(graphdef: Any) -> LossOf:
-    """The loss of a training step, by the weights of the completer and of a frozen backbone."""
-
-    def loss_of(
-        weights: nnx.State, frozen: nnx.State, planes: UInt8[Array, "m s s 7"], key: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        crops, given, complete = vary_completion(planes, key)
-        logits, _ = nnx.merge(graphdef, weights, frozen)(crops)
-        return completion_loss(logits, given, complete)
-
-    return loss_of
+def completer_loss(
+    completer: CropUNet, planes: UInt8[Array, "m s s 7"], key: Array
+) -> tuple[Float[Array, ""], Values]:
+    """Computes the loss of a training step, and its parts."""
+    crops, given, complete = vary_completion(planes, key)
+    logits, _ = completer(crops)
+    return completion_loss(logits, given, complete)
 
 
 # Examples of the outliner
@@ -290,7 +275,7 @@ def completer_loss(graphdef: Any) -> LossOf:
 def cut_prompt_examples(
     sample: Sample, size: int, rng: np.random.Generator
 ) -> Iterator[UInt8[np.ndarray, "s s c"]]:
-    """One example of each object of a sample, with a random prompt."""
+    """Yields one example of each object of a sample, with a random prompt."""
     for instance in sample.instances:
         visible = instance.modal
         if instance.ignore or masks.area(visible) < MIN_OUTLINED_PIXELS:
@@ -303,7 +288,7 @@ def cut_prompt_examples(
 
 
 def draw_prompt(visible: Mask, rng: np.random.Generator) -> Prompt:
-    """A box, clicks or both, as a person would give them for an object."""
+    """Draws a box, clicks or both, as a person would give them for an object."""
     box = noisy_box(visible, rng) if rng.random() < BOX_SHARE else None
     if box is not None and rng.random() > BOX_AND_CLICKS_SHARE:
         return Prompt(box)
@@ -316,7 +301,7 @@ def draw_prompt(visible: Mask, rng: np.random.Generator) -> Prompt:
 
 
 def noisy_box(visible: Mask, rng: np.random.Generator) -> tuple[float, float, float, float]:
-    """The box of a mask with noise on each side."""
+    """Draws the box of a mask with noise on each side."""
     x0, y0, x1, y1 = masks.box(visible)
     scale = BOX_NOISE * (ROUGH_BOX if rng.random() < ROUGH_BOX_SHARE else 1.0)
     lengths = np.array([x1 - x0, y1 - y0, x1 - x0, y1 - y0])
@@ -328,7 +313,7 @@ def noisy_box(visible: Mask, rng: np.random.Generator) -> tuple[float, float, fl
 
 
 def positive_clicks(visible: Mask, count: int, rng: np.random.Generator) -> list[Click]:
-    """Clicks on a mask, rather far from its outline than near it."""
+    """Draws clicks on a mask, rather far from its outline than near it."""
     x0, y0, x1, y1 = masks.box(visible)
     inner = np.pad(visible[y0:y1, x0:x1], 1)
     distance = np.asarray(ndimage.distance_transform_edt(inner))[1:-1, 1:-1]
@@ -342,7 +327,7 @@ def positive_clicks(visible: Mask, count: int, rng: np.random.Generator) -> list
 
 
 def negative_clicks(visible: Mask, count: int, rng: np.random.Generator) -> list[Click]:
-    """Up to `count` clicks beside a mask and near it."""
+    """Draws up to `count` clicks beside a mask and near it."""
     height, width = visible.shape
     x0, y0, x1, y1 = masks.box(visible)
     margin = 0.3 * max(x1 - x0, y1 - y0)
@@ -357,7 +342,8 @@ def negative_clicks(visible: Mask, count: int, rng: np.random.Generator) -> list
 
 
 def prompt_window(prompt: Prompt, visible: Mask, rng: np.random.Generator) -> CropWindow:
-    """A crop as the outliner sees it: around the box, or of any size around the first click."""
+    """Draws a crop as the outliner sees it: around the box, or of any size around the first
+    click."""
     if prompt.box is not None:
         return window_of_box(prompt.box, BOX_EXTENT * math.exp(rng.uniform(-1, 1) * SIZE_NOISE))
 
@@ -376,7 +362,7 @@ def prompt_window(prompt: Prompt, visible: Mask, rng: np.random.Generator) -> Cr
 def vary_outline(
     planes: UInt8[Array, "m s s 8"], key: Array
 ) -> tuple[Float[Array, "m s s c"], Float[Array, "m _s _s"]]:
-    """Crops for the outliner, and targets at half of their resolution."""
+    """Makes crops for the outliner, and targets at half of their resolution."""
     planes = vary(planes, jax.random.split(key, 3))
     shares = reduce(planes[..., NUM_CHANNELS] / 255, "m (h p) (w q) -> m h w", "mean", p=2, q=2)
     return planes[..., :NUM_CHANNELS], (shares > 0.5).astype(jnp.float32)
@@ -385,7 +371,7 @@ def vary_outline(
 def outline_loss(
     logits: Float[Array, "m h w"], iou: Float[Array, " m"], target: Float[Array, "m h w"]
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Cross-entropy, soft IoU, and the squared error of the predicted IoU.
+    """Adds up cross-entropy, soft IoU, and the squared error of the predicted IoU.
 
     Means over the examples that have an object.
     """
@@ -404,9 +390,7 @@ def outline_loss(
     true_iou = overlap / jnp.maximum((answer | is_target).sum((1, 2)), 1)
     iou_error = (iou - true_iou) ** 2
 
-    def mean(values: Float[Array, " m"]) -> Float[Array, ""]:
-        return mean_of_objects(values, target)
-
+    mean = partial(mean_of_objects, target=target)
     parts = {
         "entropy": mean(entropy),
         "soft_iou": mean(soft_iou),
@@ -416,20 +400,23 @@ def outline_loss(
     return parts["entropy"] + 1 - parts["soft_iou"] + parts["iou_error"], parts
 
 
-def outliner_loss(graphdef: Any) -> LossOf:
-    """The loss of a training step, by the weights of the outliner and of its frozen backbone."""
-
-    def loss_of(
-        weights: nnx.State, frozen: nnx.State, planes: UInt8[Array, "m s s 8"], key: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        crops, target = vary_outline(planes, key)
-        logits, iou = nnx.merge(graphdef, weights, frozen)(crops)
-        return outline_loss(logits, iou, target)
-
-    return loss_of
+def outliner_loss(
+    outliner: CropUNet, planes: UInt8[Array, "m s s 8"], key: Array
+) -> tuple[Float[Array, ""], Values]:
+    """Computes the loss of a training step, and its parts."""
+    crops, target = vary_outline(planes, key)
+    logits, iou = outliner(crops)
+    assert iou is not None
+    return outline_loss(logits, iou, target)
 
 
 # The task
+
+PARTS = {
+    "completer": (make_completer, completer_loss, cut_examples),
+    "outliner": (make_outliner, outliner_loss, cut_prompt_examples),
+}
+"""What builds the network of a part, its loss, and what cuts its examples."""
 
 
 class CropTask:
@@ -440,32 +427,22 @@ class CropTask:
         constants: The weights of its frozen backbone.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        source: Source,
-        mesh: Mesh,
-        evaluate: Evaluate,
-    ):
+    def __init__(self, config: Config, source: Source, mesh: Mesh, evaluate: Evaluate):
         """Builds the network of a resolved configuration with random weights. `source`: the
-        pictures."""
+        pictures. Raises InputError if there is nothing to learn from in them."""
         self.part = config.train.part
         self.evaluate = evaluate
-        self._config, self._source, self._mesh = config, source, mesh
-        rngs = nnx.Rngs(config.train.seed)
-        if self.part == "completer":
-            sizes = config.model.completer
-            model, loss, self._cut = make_completer(sizes, rngs=rngs), completer_loss, cut_examples
-        else:
-            sizes = config.model.outliner
-            model, loss = make_outliner(sizes, rngs=rngs), outliner_loss
-            self._cut = cut_prompt_examples
-        self._size = sizes.size
-        graphdef, params, constants = nnx.split(model, nnx.Param, ...)
+        self._config, self._mesh = config, mesh
+        build, loss, cut = PARTS[self.part]
+        sizes = getattr(config.model, self.part)
         self._backbone = sizes.efficientnet
-        self._params, self.constants = params, constants
+        self._batches = example_batches(source, config, partial(cut, size=sizes.size))
+        model = build(sizes, rngs=nnx.Rngs(config.train.seed))
+        graphdef, self._params, self.constants = nnx.split(model, nnx.Param, ...)
         self._optimizer = make_optimizer(config)
-        step = partial(train_step, loss_of=loss(graphdef), optimizer=self._optimizer, config=config)
+        step = partial(
+            train_step, graphdef=graphdef, loss=loss, optimizer=self._optimizer, config=config.train
+        )
         self._step = jax.jit(step, donate_argnums=0)
 
     def set_weights(self, weights: nnx.State) -> None:
@@ -475,19 +452,16 @@ class CropTask:
     def load_pretrained(self) -> None:
         """Starts from the published backbone, if it has one. Raises InputError if that cannot be
         read or is of other sizes."""
-        if not self._backbone:
-            return
-        published = find_model(self._backbone, f"--model.{self.part}.efficientnet")
-        self.constants["efficientnet"] = first_blocks(self.constants["efficientnet"], published)
+        if self._backbone:
+            published = find_model(self._backbone, f"--model.{self.part}.efficientnet")
+            self.constants["efficientnet"] = first_blocks(self.constants["efficientnet"], published)
 
     def start(self) -> tuple[TrainState, grain.DatasetIterator]:
-        """The state before the first step, and all batches. Puts all weights on the devices."""
+        """Returns the state before the first step, and all batches. Puts all weights on the
+        devices."""
         self.constants = place(self._mesh, self.constants)
         state = init_state(self._params, self._optimizer, averaged=True)
-        batches = example_batches(
-            self._source, self._config, lambda sample, rng: self._cut(sample, self._size, rng)
-        )
-        return place(self._mesh, state), batches
+        return place(self._mesh, state), self._batches
 
     def step(
         self, state: TrainState, batch: UInt8[np.ndarray, "m s s c"]
@@ -497,7 +471,7 @@ class CropTask:
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """AdamW with a warm-up and a cosine decay over all steps."""
+    """Builds AdamW with a warm-up and a cosine decay over all steps."""
     steps = config.train.steps
     rate = optax.warmup_cosine_decay_schedule(
         0.0, config.optimizer.learning_rate, min(WARM_UP_STEPS, steps // 10 + 1), steps
@@ -510,56 +484,42 @@ def train_step(
     constants: nnx.State,
     planes: UInt8[Array, "m s s c"],
     *,
-    loss_of: LossOf,
+    graphdef: nnx.GraphDef,
+    loss: Callable[..., tuple[Array, Values]],
     optimizer: optax.GradientTransformation,
-    config: Config,
+    config: LoopConfig,
 ) -> tuple[TrainState, Values]:
-    """One step; the number of the step decides its random variations."""
-    key = jax.random.fold_in(jax.random.key(config.train.seed), state.step + 1)
-    with jax.default_matmul_precision(JAX_PRECISION[config.train.matmul_precision]):
-        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
-        (loss, parts), gradients = gradient_of(state.params, constants, planes, key)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = cast(nnx.State, optax.apply_updates(state.params, updates))
-    assert state.average is not None
-    average = update_average(state.average, params, state.step, AVERAGE)
-    return TrainState(params, opt_state, state.step + 1, average), parts | {"loss": loss}
+    """Takes one step; the number of the step decides its random variations."""
+    key = jax.random.fold_in(jax.random.key(config.seed), state.step + 1)
+
+    def loss_of(params: nnx.State) -> tuple[Array, Values]:
+        return loss(nnx.merge(graphdef, params, constants), planes, key)
+
+    with jax.default_matmul_precision(JAX_PRECISION[config.matmul_precision]):
+        (total, parts), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        return update(state, grads, optimizer, AVERAGE), parts | {"loss": total}
 
 
-class PictureExamples:
-    """Makes the examples of a training source, picture by picture.
+# Batches of examples
+
+
+def draw_examples(
+    place: tuple[int, int], rng: np.random.Generator, *, source: Source, cut: CutExamples
+) -> list[UInt8[np.ndarray, "s s c"]]:
+    """Makes up to `EXAMPLES_PER_IMAGE` examples of picture `place[0]` at its visit `place[1]`.
 
     A source that can make new pictures does so at each visit, whatever `DataConfig.fresh` says.
     """
-
-    def __init__(self, source: Source, cut: CutExamples):
-        self.source = source
-        self.cut = cut
-        self._num_empty = 0
-
-    def __call__(
-        self, place: tuple[int, int], rng: np.random.Generator
-    ) -> list[UInt8[np.ndarray, "s s c"]]:
-        """Up to `EXAMPLES_PER_IMAGE` examples of picture `place[0]` at its visit `place[1]`.
-
-        Raises InputError if `MAX_EMPTY_PICTURES` pictures in a row have none.
-        """
-        index, visit = place
-        at_visit = getattr(self.source, "at_visit", None)
-        sample = at_visit(index, visit) if at_visit else self.source[index]
-        crops = list(self.cut(sample, rng))
-        self._num_empty = 0 if crops else self._num_empty + 1
-        if self._num_empty == MAX_EMPTY_PICTURES:
-            raise InputError(
-                f"{MAX_EMPTY_PICTURES} training pictures in a row have no object to learn from; "
-                "give data with larger objects, or for a completer with complete masks"
-            )
-        rng.shuffle(crops)
-        return crops[:EXAMPLES_PER_IMAGE]
+    index, visit = place
+    is_fresh = isinstance(source, FreshSource)
+    sample = source.at_visit(index, visit) if is_fresh else source[index]
+    crops = list(cut(sample, rng=rng))
+    rng.shuffle(crops)
+    return crops[:EXAMPLES_PER_IMAGE]
 
 
 class _Unpack(grain.experimental.FlatMapTransform):
-    """The examples of pictures, one after the other."""
+    """Gives the examples of pictures one after the other."""
 
     def flat_map(self, element: list[np.ndarray]) -> list[np.ndarray]:
         return element
@@ -570,15 +530,22 @@ def example_batches(source: Source, config: Config, cut: CutExamples) -> grain.D
     pictures, and that continues exactly from its state.
 
     The seed of training decides the order of the pictures, their examples and the batches. Each of
-    several processes gets its rows of them.
+    several processes gets its rows of them. Raises InputError if no picture has an example.
     """
     seed, num_samples = config.train.seed, len(source)
+    draw = partial(draw_examples, source=source, cut=cut)
+    # Without any the iterator would look for ever.
+    if not any(draw((index, 0), np.random.default_rng(0)) for index in range(num_samples)):
+        raise InputError(
+            f"{config.data.source}: no training picture has an object to learn from; give data "
+            "with larger objects, or for a completer with complete masks"
+        )
     places = grain.MapDataset.range(num_samples).seed(seed).shuffle().repeat()
     # The position tells the visit, so that a picture is another one each time.
     places = places.map_with_index(lambda position, i: (i, position // num_samples))
-    pictures = places.random_map(PictureExamples(source, cut))
     options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
-    examples = grain.experimental.FlatMapIterDataset(pictures.to_iter_dataset(options), _Unpack())
+    pictures = places.random_map(draw).to_iter_dataset(options)
+    examples = grain.experimental.FlatMapIterDataset(pictures, _Unpack())
     mixed = grain.experimental.WindowShuffleIterDataset(examples, window_size=POOL_SIZE, seed=seed)
     process, count = jax.process_index(), jax.process_count()
     batches = mixed.batch(EXAMPLES_PER_IMAGE * config.train.batch_size)

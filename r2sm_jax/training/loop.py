@@ -2,19 +2,18 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from r2sm_jax.cli import trim_memory
 from r2sm_jax.config import LoopConfig
-from r2sm_jax.training.processes import AnyProcess, is_main_process, run_on_main, to_host
-from r2sm_jax.training.run_folder import RUNS, Checkpoints, Logs, point_latest, write_model
+from r2sm_jax.training.processes import AnyProcess, run_on_main, to_host
+from r2sm_jax.training.run_folder import Checkpoints, Logs, point_latest, write_model
 from r2sm_jax.training.step import TrainState, Values, without_compiler_alarm
 
 
@@ -27,19 +26,9 @@ class Batches(Protocol):
     def set_state(self, state: Any) -> None: ...
 
 
-class Evaluation(NamedTuple):
-    """What is known of the weights of a step."""
-
-    score: float
-    """The weights with the highest one are the best."""
-    figures: Mapping[str, Any]
-    """Numbers for the log, in mappings by name."""
-    stored: Mapping[str, Any]
-    """What belongs to the weights in `config.json`: calibration, threshold."""
-
-
-Evaluate = Callable[[nnx.State, int, Path], Evaluation]
-"""(weights, step, run folder) -> how good they are. It also prints, and saves pictures."""
+Evaluate = Callable[[nnx.State, int, Path], tuple[float, Mapping[str, Any], Mapping[str, Any]]]
+"""(weights, step, run folder) -> the score, of which the highest is the best; figures for the log,
+in mappings by name; what belongs to the weights in `config.json`: calibration, threshold."""
 
 
 @runtime_checkable
@@ -51,77 +40,66 @@ class Task(Protocol):
     """Weights that training leaves as they are."""
     evaluate: Evaluate
 
+    def set_weights(self, weights: nnx.State) -> None: ...
+    def load_pretrained(self) -> None: ...
     def start(self) -> tuple[TrainState, Batches]: ...
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Values]: ...
 
 
-class Fitted(NamedTuple):
-    """How training ended."""
-
-    is_complete: bool
-    """False where a signal stopped it."""
-    seconds: float
-    """Over all processes that trained the run one after the other."""
-
-
-def fit(task: Task, folder: Path, config: LoopConfig) -> Fitted:
+def fit(task: Task, folder: Path, config: LoopConfig) -> float | None:
     """Trains a task in a run folder, from its latest checkpoint if it has one.
 
     A run that was killed and resumed is bit for bit one that never stopped, on the same machine and
-    devices. Raises InputError if a loss is not finite, or nothing can be written.
+    devices.
+
+    Returns the seconds over all processes that trained the run one after the other; None where a
+    signal stopped it. Raises InputError if a loss is not finite.
     """
     started = time.monotonic()
     checkpoints = Checkpoints(folder)
     state, batches = task.start()
-    known: dict[str, Any] = {"best": None, "seconds": 0.0}
+    best: float | None = None
     if restored := checkpoints.restore((state, task.constants)):
         (state, task.constants), known = restored
         batches.set_state(known["position"])
+        best = known["best"]
+        started -= known["seconds"]
         print(f"resumed at step {int(state.step)}", flush=True)
-    best = known["best"]
 
     first = int(state.step) + 1
-    logs, stop = Logs(folder, config, start=first - 1), StopOnSignal()
-    try:
+    logs = Logs(folder, config, start=first - 1)
+    with signals_caught() as is_signalled:
         for step in range(first, config.steps + 1):
             with without_compiler_alarm() if step == first else nullcontext():
                 state, values = task.step(state, next(batches))
-            is_stopped = stop.requested()
+            is_stopped = is_signalled()
             evaluates = step % config.evaluate_every == 0 or step == config.steps
             saves = evaluates or is_stopped or step % config.checkpoint_every == 0
             logs.add(step, values, wait=saves)
-            if step == first:
-                trim_memory()
-            if evaluates:
+            if evaluates or (is_stopped and best is None):
                 weights = to_host(nnx.merge_state(state.weights, task.constants))
-                evaluation = run_on_main(partial(task.evaluate, weights, step, folder))
-                logs.record(step, numbers(evaluation.figures))
-                if best is None or evaluation.score > best:
-                    best = evaluation.score
-                    stored = {"step": step, **evaluation.stored}
+                # At a signal there is no time to evaluate, but what was learned can be used.
+                score, stored = None, {}
+                if evaluates:
+                    evaluation = run_on_main(partial(task.evaluate, weights, step, folder))
+                    score, figures, stored = evaluation
+                    logs.record(step, numbers(figures))
+                if best is None or (score is not None and score > best):
+                    best = score
+                    stored = {"step": step, **stored}
                     run_on_main(partial(write_model, folder, task.part, weights, stored))
-            elif is_stopped and best is None:
-                # There is no time to evaluate, but what was learned can be used.
-                weights = to_host(nnx.merge_state(state.weights, task.constants))
-                run_on_main(partial(write_model, folder, task.part, weights, {"step": step}))
             if saves:
-                seconds = known["seconds"] + time.monotonic() - started
+                seconds = time.monotonic() - started
                 position = batches.get_state()
-                learned = state, task.constants
-                checkpoints.save(
-                    step, learned, {"position": position, "best": best, "seconds": seconds}
-                )
-                if is_main_process() and folder.parent == RUNS:
-                    point_latest(folder)
+                known = {"position": position, "best": best, "seconds": seconds}
+                checkpoints.save(step, (state, task.constants), known)
+                point_latest(folder)
                 logs.restart_clock(step)
             if is_stopped:
                 break
-    finally:
-        stop.restore_handlers()
     checkpoints.close()
     logs.close()
-    seconds = known["seconds"] + time.monotonic() - started
-    return Fitted(int(state.step) == config.steps, seconds)
+    return time.monotonic() - started if int(state.step) == config.steps else None
 
 
 def numbers(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,30 +108,26 @@ def numbers(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in flat.items() if value is not None}
 
 
-class StopOnSignal:
-    """Lets the loop save and end after the current step on Ctrl-C or SIGTERM. A second signal
-    interrupts."""
+@contextmanager
+def signals_caught() -> Iterator[Callable[[], bool]]:
+    """Lets the loop save and end after the current step on Ctrl-C or SIGTERM.
 
-    def __init__(self) -> None:
-        self._received = False
-        self._any_process = AnyProcess()
-        self._handlers = {
-            number: signal.signal(number, self._handle)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+    Gives a function that says whether a process received one; of several processes at the step
+    before, so that no device waits. A second signal interrupts.
+    """
+    is_received = False
+    any_process = AnyProcess()
 
-    def _handle(self, number: int, frame: Any) -> None:
-        if self._received:
+    def handle(number: int, frame: Any) -> None:
+        nonlocal is_received
+        if is_received:
             raise KeyboardInterrupt
-        self._received = True
+        is_received = True
         print(f"{signal.Signals(number).name}: saving after this step", flush=True)
 
-    def requested(self) -> bool:
-        """Whether a process received a signal; of several processes at the step before, so that no
-        device waits."""
-        return self._any_process(self._received)
-
-    def restore_handlers(self) -> None:
-        """Brings back the signal handlers that were there before."""
-        for number, handler in self._handlers.items():
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: any_process(is_received)
+    finally:
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -276,8 +276,10 @@ def dense_losses(
         # An instance without a category has the label -1, of which `one_hot` makes zeros.
         category = jax.nn.one_hot(targets.hidden_labels, len(names["category"]))
         is_hidden = jnp.einsum("bmhw,bmv->bhwv", targets.hidden, category) > 0
+        # Of a category with an incomplete instance it is not known where nothing is hidden.
+        is_unknown = jnp.einsum("bm,bmv->bv", targets.hidden_unknown, category)[:, None, None] > 0
         entropies = optax.sigmoid_binary_cross_entropy(logits, is_hidden.astype(jnp.float32))
-        entropy = entropies.sum(-1)
+        entropy = jnp.where(is_hidden | ~is_unknown, entropies, 0).sum(-1)
         losses["dense_hidden"] = weighted_sum(entropy, targets.hidden_weight)
 
     size = dense.box.shape[1]

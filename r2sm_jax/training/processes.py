@@ -43,9 +43,8 @@ LAUNCHERS = {"SLURM_STEP_NODELIST": "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK": "OMP
 def running(config: ProcessConfig) -> Iterator[None]:
     """Connects this process with the others; in the block, only the first process prints.
 
-    It must be entered before any device is used. If one process ends with an error, all do.
-
-    Raises InputError for settings that are incomplete or impossible.
+    It must be entered before any device is used. If one process ends with an error, all do. Raises
+    InputError for processes of a launcher that would not know of one another.
     """
     _connect(config)
     if jax.process_count() == 1:
@@ -81,25 +80,13 @@ def _connect(config: ProcessConfig) -> None:
         return
     # JAX would catch SIGTERM with its own service, which ends no process before training begins.
     jax.config.update("jax_enable_preemption_service", False)
-    try:
-        jax.distributed.initialize(
-            *flags,
-            local_device_ids=list(range(config.local_devices)) or None,
-            cluster_detection_method=None if config.detect else "deactivate",
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-        )
-    except (ValueError, RuntimeError) as error:
-        raise InputError(
-            f"the processes could not connect ({str(error).splitlines()[0][:200]}); start all of "
-            "them within five minutes and give each --distributed.coordinator HOST:PORT, "
-            "--distributed.processes and --distributed.process, or --distributed.detect"
-        ) from error
-    if jax.device_count() != jax.process_count() * jax.local_device_count():
-        raise InputError(
-            f"this process has {jax.local_device_count()} of {jax.device_count()} devices; give "
-            "every process as many (--distributed.local-devices)"
-        )
+    jax.distributed.initialize(
+        *flags,
+        local_device_ids=list(range(config.local_devices)) or None,
+        cluster_detection_method=None if config.detect else "deactivate",
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+    )
 
 
 # What processes tell each other. All of them must make these calls, in the same order.
@@ -185,14 +172,12 @@ def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
     theirs, or the batch does not divide evenly among devices and parts.
     """
     devices, total = loop.devices, jax.device_count()
-    shares = devices * loop.accumulate
-    if devices > total or (jax.process_count() > 1 and devices != total):
+    if devices > total or devices % fsdp or (jax.process_count() > 1 and devices != total):
         raise InputError(
-            f"--train.devices {devices}: there are {total}, and several processes use all of "
-            "them; give 0 for all"
+            f"--train.devices {devices}, --distributed.fsdp {fsdp}: there are {total} devices; use "
+            "no more, with several processes all, and as many as --distributed.fsdp divides"
         )
-    if devices % fsdp:
-        raise InputError(f"--distributed.fsdp {fsdp} does not divide the {devices} devices")
+    shares = devices * loop.accumulate
     if loop.batch_size % shares:
         raise InputError(
             f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and "
@@ -230,8 +215,6 @@ def place(mesh: Mesh, tree: Any) -> Any:
     """Puts arrays that every process has on the devices, with their `shardings`."""
 
     def put(array: Any, sharding: NamedSharding) -> jax.Array:
-        if jax.process_count() == 1:
-            return jax.device_put(array, sharding)
         # Each process gives the parts that its own devices hold.
         host = np.asarray(array)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -61,48 +61,48 @@ MAY_CHANGE = {
 }
 """Fields that a resumed run may change: they change no parameter, or only by the order in which
 numbers are added. Data may lie elsewhere, since their hash is compared."""
+Inputs = Mapping[str, Mapping[str, Any]]
+"""What else decides the result, by the names of config.json: hashes of the data and of the language
+model."""
 PRINTED_LOSSES = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
 
 
 # The configuration
 
 
-def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
-    """Replaces `auto` and 0 in a configuration by what this machine uses.
+def resolve_auto(config: Config) -> Config:
+    """Replaces what depends on this machine by what it uses: `auto`, 0 devices, and a link to the
+    run that is started from, since a new run may move it.
 
-    A resumed run keeps the precision and the split that it began with, which change its results.
-    Only the number of devices is chosen again. How processes connect is left out of the result,
-    since it differs from process to process.
+    How processes connect is left out of the result, since it differs from process to process.
     """
     loop = config.train
-    chosen = {"matmul_precision": choose_matmul_precision(), "select_on": "dev"}
-    for name, value in chosen.items():
-        if getattr(loop, name) == "auto":
-            loop = replace(loop, **{name: getattr(resumed.train, name) if resumed else value})
+    if loop.matmul_precision == "auto":
+        loop = replace(loop, matmul_precision=choose_matmul_precision())
     loop = replace(loop, devices=loop.devices or jax.device_count())
-    return replace(config, train=loop, distributed=DistributedConfig(fsdp=config.distributed.fsdp))
+    init = config.init
+    if init is not None and Path(init).is_symlink():
+        init = str(Path(init).resolve())
+    distributed = DistributedConfig(fsdp=config.distributed.fsdp)
+    return replace(config, train=loop, init=init, distributed=distributed)
 
 
 def read_config(folder: Path) -> Config:
     """Reads the configuration of a run or an export. Raises InputError if it is neither."""
     path = folder / CONFIG
     stored = load_json(path, "the configuration of a run")
-    if "config" not in stored:
-        raise InputError(f"{path}: this is no configuration that train wrote; give a run folder")
-    return from_json(Config, stored["config"], str(path))
+    return from_json(Config, stored.get("config"), str(path))
 
 
-def check_unchanged(folder: Path, config: Config, inputs: Mapping[str, Any]) -> None:
+def check_unchanged(folder: Path, config: Config, inputs: Inputs) -> None:
     """Raises InputError if a resumed run would go on with another configuration or other inputs.
 
-    Fields of `MAY_CHANGE` are not compared. `inputs`: as `open_run`.
+    Fields of `MAY_CHANGE` are not compared.
     """
     stored = load_json(folder / CONFIG, "the configuration of a run")
     before = flatten_dict(stored["config"], sep=".")
-    now = flatten_dict(to_json(config), sep=".")
-    for kind, values in inputs.items():
-        before |= {f"{kind}.{name}": value for name, value in stored[kind].items()}
-        now |= {f"{kind}.{name}": value for name, value in values.items()}
+    before |= flatten_dict({kind: stored[kind] for kind in inputs}, sep=".")
+    now = flatten_dict(to_json(config), sep=".") | flatten_dict(dict(inputs), sep=".")
     changes = [
         f"{name} ({before.get(name)} in the run, {value} now)"
         for name, value in now.items()
@@ -126,30 +126,21 @@ def find_run(config: Config) -> Path:
 
 
 @contextmanager
-def open_run(config: Config, inputs: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+def open_run(config: Config, inputs: Inputs) -> Iterator[Path]:
     """Gives the folder of a resolved configuration, which no other command may train in meanwhile.
 
-    Args:
-        inputs: what else decides the result, by the names of config.json: hashes of the data and of
-            the language model.
-
-    Raises InputError if it cannot be written, another command trains there, it holds a run already,
-    or as `check_unchanged`.
+    Raises InputError if another command trains there, it holds a run already, or as
+    `check_unchanged`.
     """
-    if config.resume:
-        folder = find_run(config)
-        with run_on_main_locked(folder):
+    folder = find_run(config) if config.resume else run_on_main(lambda: make_folder(config.run))
+    with locked(folder):
+        if config.resume:
             check_unchanged(folder, config, inputs)
-            yield folder
-        return
-
-    folder = run_on_main(lambda: make_folder(config.run))
-    with run_on_main_locked(folder):
-        if has_checkpoint(folder) or (folder / WEIGHTS).exists():
+        elif has_checkpoint(folder) or (folder / WEIGHTS).exists():
             raise InputError(
                 f"{folder} holds a run already; continue it with --resume or give another --run"
             )
-        if is_main_process():
+        elif is_main_process():
             stored = {
                 "architectures": ["R2SM"],
                 "model_type": "r2sm",
@@ -169,26 +160,14 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def make_folder(run: str | None) -> Path:
-    """Makes the folder of a new run: `run`, or else a dated one in runs/. Raises InputError if it
-    cannot be written."""
-    try:
-        if run is not None:
-            Path(run).mkdir(parents=True, exist_ok=True)
-            return Path(run)
-        while True:
-            folder = RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
-            with suppress(FileExistsError):  # another run of this second; take the next one
-                folder.mkdir(parents=True)
-                return folder
-            time.sleep(0.1)
-    except OSError as error:
-        raise InputError(
-            f"{run or RUNS}: cannot write there ({error.strerror}); permit it or give another --run"
-        ) from error
+    """Makes the folder of a new run: `run`, or else a dated one in runs/, which must be new."""
+    folder = Path(run or RUNS / datetime.now().strftime("%Y%m%d-%H%M%S"))
+    folder.mkdir(parents=True, exist_ok=run is not None)
+    return folder
 
 
 @contextmanager
-def run_on_main_locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Keeps other commands from training in a run folder.
 
     The system ends the lock with this process, however that ends. Windows and some network file
@@ -211,11 +190,12 @@ def run_on_main_locked(folder: Path) -> Iterator[None]:
 
 
 def point_latest(folder: Path) -> None:
-    """Lets `runs/latest` point at a run in runs/."""
-    # Replaced in one step, so that there is a link at any time.
-    link = LATEST.with_name(f".latest-{os.getpid()}")
-    link.symlink_to(folder.name, target_is_directory=True)
-    link.replace(LATEST)
+    """Lets `runs/latest` point at a run, if that is in runs/."""
+    if is_main_process() and folder.parent.resolve() == RUNS.resolve():
+        # Replaced in one step, so that there is a link at any time.
+        link = LATEST.with_name(f".latest-{os.getpid()}")
+        link.symlink_to(folder.name, target_is_directory=True)
+        link.replace(LATEST)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -252,33 +232,22 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-        self.folder = folder / "checkpoints"
-        self._orbax = ocp.CheckpointManager(self.folder.absolute(), options=options)
+        path = (folder / "checkpoints").absolute()
+        self._orbax = ocp.CheckpointManager(path, options=options)
 
     def save(self, step: int, state: Any, loop: Mapping[str, Any]) -> None:
-        """Saves arrays, and what the loop knows beside them, as JSON. Waits until it is on disk.
-
-        Raises InputError if the disk is full or cannot be written.
-        """
+        """Saves arrays, and what the loop knows beside them, as JSON. Waits until it is on disk."""
         content = {
             "state": ocp.args.StandardSave(by_path(state)),
             "loop": ocp.args.JsonSave(dict(loop)),
         }
-        try:
-            self._orbax.save(step, args=ocp.args.Composite(**content), force=True)
-        except Exception as error:  # orbax wraps the operating system's errors in many ways
-            raise InputError(
-                f"{self.folder}: checkpoint {step} could not be saved ({one_line(error)}); free "
-                "disk space, then --resume from the one before"
-            ) from error
+        self._orbax.save(step, args=ocp.args.Composite(**content), force=True)
 
     def restore(self, state: Any) -> tuple[Any, dict[str, Any]] | None:
         """Reads the latest checkpoint; None if there is none.
 
-        Args:
-            state: gives structure, shapes and shardings; its arrays are not read.
-
-        Raises InputError if it is damaged or does not fit.
+        `state` gives structure, shapes and shardings; its arrays are not read. Raises InputError if
+        the checkpoint is damaged or does not fit.
         """
         step = self._orbax.latest_step()
         if step is None:
@@ -289,8 +258,8 @@ class Checkpoints:
             restored = self._orbax.restore(step, args=ocp.args.Composite(**content))
         except Exception as error:  # damaged files fail in orbax, tensorstore or json
             raise InputError(
-                f"{self.folder / str(step)}: this checkpoint is damaged or does not fit "
-                f"({one_line(error)}); remove it, and --resume continues from the one before"
+                f"{self._orbax.directory / str(step)}: this checkpoint is damaged or does not fit "
+                f"({str(error)[:200]}); remove it, and --resume continues from the one before"
             ) from error
         leaves = [restored["state"][name] for name in by_path(state)]
         return jax.tree.unflatten(jax.tree.structure(state), leaves), restored["loop"]
@@ -305,11 +274,6 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-
-
-def one_line(error: Exception) -> str:
-    """Returns the first words of an error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 # Logs
@@ -354,29 +318,29 @@ class Logs:
                     f"step {number}: the loss is not finite; lower --optimizer.learning-rate and "
                     "--optimizer.muon-learning-rate, then --resume from the checkpoint before"
                 )
-        if step == self._first:
-            jax.block_until_ready(values)
-            self.restart_clock(step)
         if is_printed:
             self._write(step)
+        elif step == self._first:
+            jax.block_until_ready(values)
+            self.restart_clock(step)
 
     def _write(self, step: int) -> None:
         """Prints and records the means of the interval that ends with a step."""
-        means = {}
-        for name in self._interval[0]:
-            means[name] = sum(float(values[name]) for values in self._interval) / len(
-                self._interval
-            )
+        count = len(self._interval)
+        means = {
+            name: sum(float(values[name]) for values in self._interval) / count
+            for name in self._interval[0]
+        }
         recorded = {f"train/{name}": value for name, value in means.items()}
         losses = "  ".join(f"{name} {means[name]:.3f}" for name in PRINTED_LOSSES if name in means)
         line = f"step {step}/{self._loop.steps}  {losses}"
-        if num_steps := step - self._clock_step:
-            seconds = (time.monotonic() - self._clock) / num_steps
+        # The first step of a process compiles, which says nothing about the speed.
+        if step != self._first:
+            seconds = (time.monotonic() - self._clock) / (step - self._clock_step)
             recorded["train/seconds_per_step"] = seconds
-            left = divmod(int(seconds * (self._loop.steps - step)), 60)
-            line += (
-                f"  {self._loop.batch_size / seconds:.1f} images/s  {left[0]}:{left[1]:02d} left"
-            )
+            rate = self._loop.batch_size / seconds
+            minutes, rest = divmod(int(seconds * (self._loop.steps - step)), 60)
+            line += f"  {rate:.1f} images/s  {minutes}:{rest:02d} left"
         self._interval = []
         self.restart_clock(step)
         print(line, flush=True)

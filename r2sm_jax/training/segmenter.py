@@ -1,17 +1,13 @@
 """Training of the segmenter: what it reads, and the task."""
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from rich.console import Console
-from rich.table import Table
 
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import (
@@ -28,7 +24,7 @@ from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.query import Sentence
 from r2sm_jax.training.loop import Evaluate
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.processes import place, shard_batch, shard_locally, shardings
+from r2sm_jax.training.processes import place, shard_batch, shard_locally
 from r2sm_jax.training.step import TrainState, Values, init_state, jit_train_step, split_model
 
 DEVICE_BATCHES = 2
@@ -55,12 +51,21 @@ def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) 
     them.
 
     Args:
+        config: a resolved configuration.
         source: the training split.
         text_only: sentences without an image, for a head that reads words.
 
     Raises InputError if the language model cannot be read or does not fit the configuration.
     """
-    data = config.data
+    data, text = config.data, config.model.text
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    if text.dim != texts.sizes.dim:
+        raise InputError(
+            f"--model.text.dim {text.dim}: {text.name} has token states of width "
+            f"{texts.sizes.dim}; give that"
+        )
+    texts.weights = shard_locally(config.distributed.fsdp, texts.weights)
+
     samples = read_some(source)
     if source.is_procedural:
         # The others are not made yet. Their sentences are like those of these.
@@ -68,10 +73,31 @@ def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) 
     else:
         queries = [query for index in range(len(source)) for query in source.queries_at(index)]
 
-    texts = open_language_model(config)
+    # How many tokens sentences are padded to.
+    lengths = texts.tokenizer.count([query.text for query in queries])
+    text_only_lengths = texts.tokenizer.count([sentence.text for sentence in text_only])
+    tokens = longest_fitting(lengths)
+    type_tokens = max(tokens, longest_fitting(text_only_lengths))
+    share = np.mean([length > tokens for length in lengths])
+    print(f"queries of more than {tokens} tokens are left out of training ({share:.1%})")
+
+    fitting = zip(text_only, text_only_lengths, strict=True)
+    build = ExampleBuilder(
+        tokenizer=texts.tokenizer,
+        tokens=tokens,
+        queries=data.queries,
+        instances=data.instances,
+        slots=config.model.decoder.slots,
+        mirror=data.mirror,
+        token_drop=data.token_drop,
+        colour_jitter=data.colour_jitter,
+        has_text_head=config.model.head in LEARNED_HEADS,
+        text_only=[sentence for sentence, length in fitting if length <= type_tokens],
+        type_tokens=type_tokens,
+    )
     examples = Examples(
         source,
-        make_example_builder(config, texts, [query.text for query in queries], text_only),
+        build,
         image_size=config.model.vision.image_size,
         mask_size=config.model.mask_size,
         crop=data.crop,
@@ -87,59 +113,8 @@ def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) 
     )
 
 
-def open_language_model(config: Config) -> TextStates:
-    """Opens the language model. Raises InputError if it cannot be read or has another width than
-    the configuration says."""
-    text = config.model.text
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    texts.weights = shard_locally(config.distributed.fsdp, texts.weights)
-    if text.dim != texts.sizes.dim:
-        raise InputError(
-            f"--model.text.dim {text.dim}: {text.name} has token states of width "
-            f"{texts.sizes.dim}; give that"
-        )
-    return texts
-
-
-def make_example_builder(
-    config: Config,
-    texts: TextStates,
-    sentences: Sequence[str],
-    text_only: Sequence[Sentence],
-) -> ExampleBuilder:
-    """Makes what builds the rows of a batch, with the number of tokens that sentences are padded
-    to.
-
-    `sentences` are those of the images, or of some.
-    """
-    data = config.data
-    lengths = texts.tokenizer.count(sentences)
-    text_only_lengths = texts.tokenizer.count([sentence.text for sentence in text_only])
-    tokens = longest_fitting(lengths)
-    type_tokens = max(tokens, longest_fitting(text_only_lengths))
-    share = np.mean([length > tokens for length in lengths])
-    print(f"queries of more than {tokens} tokens are left out of training ({share:.1%})")
-    return ExampleBuilder(
-        tokenizer=texts.tokenizer,
-        tokens=tokens,
-        queries=data.queries,
-        instances=data.instances,
-        slots=config.model.decoder.slots,
-        mirror=data.mirror,
-        token_drop=data.token_drop,
-        colour_jitter=data.colour_jitter,
-        has_text_head=config.model.head in LEARNED_HEADS,
-        text_only=[
-            sentence
-            for sentence, length in zip(text_only, text_only_lengths, strict=True)
-            if length <= type_tokens
-        ],
-        type_tokens=type_tokens,
-    )
-
-
 def longest_fitting(lengths: Sequence[int]) -> int:
-    """The number of tokens that `FITTING_QUANTILE` of the sentences do not exceed."""
+    """Returns the number of tokens that `FITTING_QUANTILE` of the sentences do not exceed."""
     return int(np.quantile(lengths, FITTING_QUANTILE, method="higher")) if lengths else 1
 
 
@@ -153,13 +128,7 @@ class SegmenterTask:
 
     part = "segmenter"
 
-    def __init__(
-        self,
-        config: Config,
-        data: TrainingData,
-        mesh: Mesh,
-        evaluate: Evaluate,
-    ):
+    def __init__(self, config: Config, data: TrainingData, mesh: Mesh, evaluate: Evaluate):
         """Builds the model of a resolved configuration, which has all sizes, with random
         weights."""
         self.evaluate = evaluate
@@ -183,14 +152,12 @@ class SegmenterTask:
             print(f"{name}: {found}", flush=True)
 
     def start(self) -> tuple[TrainState, "DeviceBatches"]:
-        """The state before the first step, and all batches. Puts all weights on the devices."""
+        """Returns the state before the first step, and all batches. Puts all weights on the
+        devices."""
         config = self._config
-        self.constants = place(self._mesh, self.constants)
         optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
-        make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
-        where = shardings(self._mesh, jax.eval_shape(make_state, self._params))
-        make_state = jax.jit(make_state, donate_argnums=0, out_shardings=where)
-        state = make_state(place(self._mesh, self._params))
+        state = init_state(self._params, optimizer, averaged=config.train.ema > 0)
+        state, self.constants = place(self._mesh, (state, self.constants))
         del self._params  # so that no device holds a second copy
         self._step = jit_train_step(self.graphdef, optimizer, config, state)
         return state, DeviceBatches(self._read_batches, self._put)
@@ -200,7 +167,7 @@ class SegmenterTask:
         return self._step(state, self.constants, batch, self._names)
 
     def _read_batches(self, start: int) -> Iterator[Batch]:
-        """This process's rows of every batch from number `start` on."""
+        """Reads this process's rows of every batch from number `start` on."""
         return training_batches(
             self._data.examples,
             batch_size=self._config.train.batch_size,
@@ -239,7 +206,7 @@ class DeviceBatches:
         return self._waiting.popleft()
 
     def get_state(self) -> int:
-        """The number of batches that were taken."""
+        """Returns the number of batches that were taken."""
         return self._num_taken
 
     def set_state(self, state: int) -> None:
@@ -251,14 +218,11 @@ class DeviceBatches:
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
     """Prints how many parameters each module has, and which are frozen."""
-    table = Table("module", "parameters", title="parameters", title_justify="left")
-    rows: dict[str, Any] = {str(name): part for name, part in params.items()}
-    rows |= {
-        "trainable": params,
-        "frozen: vision": constants.get("vision", {}),
-        f"frozen: {texts.folder.name}": texts.weights,
-    }
-    for name, part in rows.items():
+    parts: dict[str, Any] = {str(name): part for name, part in params.items()}
+    parts["trainable"] = params
+    parts["frozen: vision"] = constants.get("vision", {})
+    parts[f"frozen: {texts.folder.name}"] = texts.weights
+    print("parameters")
+    for name, part in parts.items():
         if count := sum(leaf.size for leaf in jax.tree.leaves(part)):
-            table.add_row(name, f"{count:,}", end_section=name == list(params)[-1])
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
+            print(f"  {name:<30}{count:>14,}", flush=True)

@@ -57,6 +57,18 @@ def init_state(
     return TrainState(params, opt_state, jnp.zeros((), jnp.int32), average)
 
 
+def update(
+    state: TrainState, grads: nnx.State, optimizer: optax.GradientTransformation, decay: float
+) -> TrainState:
+    """Changes the parameters by their gradients. `decay`: of their running average."""
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = cast(nnx.State, optax.apply_updates(state.params, updates))
+    average = state.average
+    if average is not None:
+        average = update_average(average, params, state.step, decay)
+    return TrainState(params, opt_state, state.step + 1, average)
+
+
 def update_average(
     average: nnx.State, params: nnx.State, step: Int[Array, ""], decay: float
 ) -> nnx.State:
@@ -127,14 +139,8 @@ def train_step(
         (loss, losses), grads = add_parts(
             gradient_of_part, (batch, targets), config.train.accumulate
         )
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = cast(nnx.State, optax.apply_updates(state.params, updates))
-
-    average = state.average
-    if average is not None:
-        average = update_average(average, params, state.step, config.train.ema)
-    values = losses | {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
-    return TrainState(params, opt_state, state.step + 1, average), values
+        new_state = update(state, grads, optimizer, config.train.ema)
+    return new_state, losses | {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
 
 
 def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:

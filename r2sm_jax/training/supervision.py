@@ -56,6 +56,8 @@ class PixelTargets(NamedTuple):
     """1 where an instance is hidden behind something."""
     hidden_labels: Int[Array, "b m"]
     """Its category; -1 = unknown."""
+    hidden_unknown: Bool[Array, "b m"]
+    """Whether its complete shape is not annotated, so that it may be hidden anywhere."""
     hidden_weight: Float[Array, "b h w"]
 
 
@@ -212,6 +214,7 @@ def make_pixel_targets(
         box_weight=mean_weight(is_object & take(teaches_amodal, instance)),
         hidden=is_hidden.astype(jnp.float32),
         hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
+        hidden_unknown=~has_amodal,
         # What is hidden is the difference of both masks, so it is not taught where a query teaches
         # only one of them.
         hidden_weight=mean_weight(is_image & teaches_hidden),
