@@ -6,13 +6,13 @@ belongs to these weights in `config.json`.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax import nnx
 
-from r2sm_jax.cli import to_json
 from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sheet import save_sheet
@@ -97,7 +97,7 @@ def completer_evaluation(config: Config, dev: Source) -> Evaluate:
         )
         all_figures = references | figures
         print_figures(all_figures)
-        stored = {"config": to_json(sizes), "threshold": threshold}
+        stored = {"config": asdict(sizes), "threshold": threshold}
         return mean_iou(figures), all_figures, {"completer": stored}
 
     return evaluate
@@ -119,6 +119,6 @@ def outliner_evaluation(config: Config, dev: Source) -> Evaluate:
         shown = [f"{name} {values['iou']:.3f}" for name, values in figures.items()]
         print(f"modal IoU of {figures['box']['objects']} objects: {', '.join(shown)}", flush=True)
         score = figures["box"]["iou"] + figures["click"]["iou"]
-        return score, figures, {"outliner": {"config": to_json(sizes)}}
+        return score, figures, {"outliner": {"config": asdict(sizes)}}
 
     return evaluate
