@@ -20,10 +20,11 @@ if __name__ == "__main__":
 
 from r2sm_jax.config import DataConfig
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.evaluation.compare import compare, read_sentences, score_decisions
+from r2sm_jax.evaluation.compare import compare
 from r2sm_jax.evaluation.page import render_page, write_report
-from r2sm_jax.evaluation.predictions import score_predictions
-from r2sm_jax.evaluation.report import Evaluated, make_report
+from r2sm_jax.evaluation.predictions import read_sentences, score_decisions, score_predictions
+from r2sm_jax.evaluation.report import make_report
+from r2sm_jax.evaluation.scorer import Evaluated
 from r2sm_jax.evaluation.tables import (
     COMPARISON_INTRO,
     COMPARISON_TITLE,
@@ -40,8 +41,13 @@ from r2sm_jax.synthetic.sources import REPORTED, SourceSpec, open_dataset, split
 def main() -> None:
     """Command line."""
     args = read_flags(EvaluateConfig)
-    tasks = (args.run, args.predictions, args.decisions, args.compare)
-    if sum(bool(task) for task in tasks) != 1:
+    tasks = {
+        write_figures: args.run or args.predictions,
+        evaluate_decisions: args.decisions,
+        compare_reports: args.compare,
+    }
+    asked = [task for task, given in tasks.items() if given]
+    if len(asked) != 1 or (args.run and args.predictions):
         raise InputError(
             "give one of them: a run folder, --predictions FILE --data SPEC, --decisions FILE, or "
             "--compare REPORT REPORT"
@@ -50,12 +56,7 @@ def main() -> None:
         raise InputError("--sentences: they are for --decisions FILE; leave the flag out")
     if args.samples is not None and args.samples < 1:
         raise InputError(f"--samples {args.samples}: give 1 or more, or leave the flag out")
-    if args.compare:
-        compare_reports(args)
-    elif args.decisions:
-        evaluate_decisions(args)
-    else:
-        write_figures(args)
+    asked[0](args)
 
 
 def write_figures(args: EvaluateConfig) -> None:
@@ -67,8 +68,12 @@ def write_figures(args: EvaluateConfig) -> None:
                 f"--out {args.out}: report.json would look like a split of the data; "
                 "give another folder"
             )
-    evaluate = evaluate_run if args.run else evaluate_predictions
-    report, evaluated, folder = evaluate(args)
+    report, evaluated, folder = evaluate_run(args) if args.run else evaluate_predictions(args)
+    for name, results in evaluated.items():
+        for reason, count in results.left_out.items():
+            print(f"{name}: {count} queries are left out, which {reason}")
+    if not any(results.results for results in evaluated.values()):
+        raise InputError(f"{report['meta']['source']}: no query can be scored; see docs/metrics.md")
     print_markdown(report_markdown(report, brief=True))
     if folder is not None:
         write_report(report, evaluated, folder)
@@ -80,14 +85,12 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     from r2sm_jax.evaluation.evaluator import evaluate
     from r2sm_jax.inference.load import enable_compilation_cache, load
     from r2sm_jax.inference.model_folder import is_export
-    from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
     assert args.run is not None
     enable_compilation_cache()
     run = load(args.run)
-    data = run.config.data
-    if args.data:
-        data = DataConfig(source=args.data, seed=data.seed)
+    trained = run.config.data
+    data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
     data = replace(
         data, images=args.images or data.images, backgrounds=args.backgrounds or data.backgrounds
     )
@@ -98,19 +101,9 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
         name: open_dataset(data, name, image_size=size, count=count)
         for name in split_names(data.source, split)
     }
-    own_data = run.config.data.source
-    is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(own_data))
-    report, evaluated = evaluate(
-        run.predictor,
-        sources,
-        {"val_r2sm": intent_sentences("val_r2sm")} if data.source == "scenes" else {},
-        trained=run.config,
-        source=data.source,
-        step=run.step,
-        selected_on=run.config.train.select_on,
-        trained_on=data.source if is_own else own_data,
-    )
-    check_results(data.source, evaluated)
+    is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(trained.source))
+    trained_on = data.source if is_own else trained.source
+    report, evaluated = evaluate(run, sources, data.source, trained_on)
     if args.out:
         return report, evaluated, Path(args.out)
     # A run's own report is replaced only by the same evaluation.
@@ -133,8 +126,7 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     source = open_dataset(data, splits[0], image_size=96, count=count, need_images=False)
     path = Path(args.predictions)
     results = score_predictions(path, source, args.format)
-    evaluated = {splits[0]: (source, results)}
-    check_results(args.data, evaluated)
+    evaluated = {splits[0]: results}
     report = make_report(
         evaluated,
         source=args.data,
@@ -143,19 +135,6 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
         missing=results.missing,
     )
     return report, evaluated, Path(args.out) if args.out else None
-
-
-def check_results(source: str, evaluated: Evaluated) -> None:
-    """Prints which queries are left out and why. Raises InputError if none is scored."""
-    left_out = []
-    for name, (_, results) in evaluated.items():
-        for reason, count in results.left_out.items():
-            left_out.append(f"{name}: {count} queries are left out, which {reason}")
-    if not any(results.results for _, results in evaluated.values()):
-        reason = "; ".join(left_out) or "there are none"
-        raise InputError(f"{source}: no query can be scored ({reason}); see docs/metrics.md")
-    for sentence in left_out:
-        print(sentence)
 
 
 def evaluate_decisions(args: EvaluateConfig) -> None:
@@ -172,15 +151,13 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
     figures = score_decisions(Path(args.decisions), sentences, name)
     if figures["ignored"]:
         print(f"{figures['ignored']} decisions about other sentences do not count")
-    columns = [("sentences", "queries", str), *DECISIONS]
-    table = make_table("Mask type", [(name, figures)], columns)
+    table = make_table("Mask type", [(name, figures)], {"sentences": "queries", **DECISIONS})
     print_markdown(to_markdown("Decisions about sentences", [], [table]))
-    if args.out is None:
-        return
-    file = Path(args.out) / "decisions.json"
-    with atomic_write(file) as part:
-        part.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-    print(f"wrote {file}")
+    if args.out is not None:
+        file = Path(args.out) / "decisions.json"
+        with atomic_write(file) as part:
+            part.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+        print(f"wrote {file}")
 
 
 def compare_reports(args: EvaluateConfig) -> None:
@@ -189,14 +166,13 @@ def compare_reports(args: EvaluateConfig) -> None:
     parts = (COMPARISON_TITLE, [COMPARISON_INTRO], comparison_tables(compared))
     text = to_markdown(*parts)
     print_markdown(text)
-    if args.out is None:
-        return
-    file = Path(args.out) / "compare.html"
-    with atomic_write(file) as part:
-        part.write_text(render_page(*parts), "utf-8")
-        file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n", "utf-8")
-        file.with_suffix(".md").write_text(text, "utf-8")
-    print(f"wrote {file}, compare.md and compare.json")
+    if args.out is not None:
+        file = Path(args.out) / "compare.html"
+        with atomic_write(file) as part:
+            part.write_text(render_page(*parts), "utf-8")
+            file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n", "utf-8")
+            file.with_suffix(".md").write_text(text, "utf-8")
+        print(f"wrote {file}, compare.md and compare.json")
 
 
 if __name__ == "__main__":

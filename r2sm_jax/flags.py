@@ -25,7 +25,7 @@ class EvaluateConfig:
     or --decisions."""
     predictions: str | None = None
     """File or folder of masks to score, see docs/metrics.md."""
-    format: str = "auto"
+    format: Literal["auto", "coco", "png"] = "auto"
     """Format of the predictions: coco or png; auto: by file or folder."""
     decisions: str | None = None
     """File of decisions about sentences alone, as `decide --json` prints them: scores those of any

@@ -39,7 +39,7 @@ from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
 from r2sm_jax.inference.model_folder import find_folder
 from r2sm_jax.models.pretrained import fill_sizes
-from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
+from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.sources import (
     open_reported,
     open_selecting,
@@ -137,16 +137,7 @@ def report_on_best(
     """Evaluates the best weights on every reported split and writes the report."""
     run = load(folder, matmul_precision=config.train.matmul_precision)
     spec = config.data.source
-    report, evaluated = evaluate(
-        run.predictor,
-        sources,
-        {"val_r2sm": intent_sentences("val_r2sm")} if spec == "scenes" else {},
-        trained=config,
-        source=spec,
-        step=run.step,
-        selected_on=config.train.select_on,
-        trained_on=spec,
-    )
+    report, evaluated = evaluate(run, sources, spec, trained_on=spec)
     report["meta"]["minutes"] = round(seconds / 60, 2)
     write_report(report, evaluated, folder)
     lines = describe_result(report)

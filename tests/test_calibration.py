@@ -146,8 +146,6 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
 
     of_few = calibrate(halo, ListedSource(samples[1:]), sentences, fit_absence=False)
     assert of_few.mask_shift == 0 and of_few.unsure_below == 0.3
-    # Without a split the masks keep what they have.
-    assert calibrate(calibrated, None, sentences, fit_absence=True) == fitted
 
 
 def test_masks_are_judged_as_empty_as_the_fitted_presence_makes_them():

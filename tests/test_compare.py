@@ -60,7 +60,7 @@ def reports(tmp_path_factory) -> Path:
     for name, answers in entries.items():
         (folder / f"{name}.json").write_text(json.dumps(answers))
         source = load_json_split(folder / "data.json", "all")
-        evaluated = {"all": (source, score_predictions(folder / f"{name}.json", source))}
+        evaluated = {"all": score_predictions(folder / f"{name}.json", source)}
         write_report(
             make_report(evaluated, source="json:data.json", predictions=name),
             evaluated,

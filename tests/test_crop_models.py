@@ -24,7 +24,7 @@ from r2sm_jax.data.crops import (
 )
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.completion import outliner_figures
+from r2sm_jax.evaluation.completion import prompt_figures
 from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, Outline, choose_outline
 from r2sm_jax.models.crop_unet import NUM_CHANNELS, make_completer, make_outliner
 from r2sm_jax.query import Click, Prompt
@@ -376,9 +376,7 @@ def test_the_outliner_learns_and_leaves_the_backbone_alone():
         for _ in range(150)
     ]
     weights, _ = trained(model, outliner_loss, batches)
-    figures = outliner_figures(
-        MaskOutliner(OUTLINER, weights), [disc_picture(rng) for _ in range(8)]
-    )
+    figures = prompt_figures(MaskOutliner(OUTLINER, weights), [disc_picture(rng) for _ in range(8)])
     assert figures["box"]["objects"] == 8
     assert figures["box"]["iou"] > figures["filled box"]["iou"] + 0.05
     assert figures["click"]["iou"] > 0.6

@@ -11,8 +11,7 @@ from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap, precision_at
 from r2sm_jax.evaluation.report import leak, pair_figures, split_figures
-from r2sm_jax.evaluation.scorer import MaskPair, QueryResult, QueryTruth, score
-from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.evaluation.scorer import Answer, Pair, QueryResult, QueryTruth, score
 from r2sm_jax.query import Query
 
 
@@ -40,12 +39,13 @@ def score_masks(
     predicted_type = None
     if probability is not None:
         predicted_type = "amodal" if probability > 0.5 else "modal"
-    prediction = Prediction(text, predicted_type, probability, None, *predicted)
-    pair = MaskPair(*map(masks.encode, truth))
+    both = Pair(*map(masks.encode, predicted))
+    said = Answer(both.of_type(predicted_type or "modal"), both, predicted_type, probability)
+    pair = Pair(*map(masks.encode, truth))
     ignored = None if ignore is None else masks.encode(ignore)
     query = Query(query_id, text, mask_type, (1,))
     instances = (Instance(1, "", *pair),)
-    return score(prediction, QueryTruth(query, 0, image_id, pair, instances, ignored))
+    return score(said, QueryTruth(query, 0, image_id, pair, instances, ignored))
 
 
 def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
@@ -190,11 +190,11 @@ def test_the_predicted_type_chooses_the_mask():
     predicted = (LEFT, LEFT | TOP)
     truth = (TOP, LEFT | TOP)
     as_modal = score_masks(predicted, truth, mask_type="amodal", probability=0.2)
-    assert as_modal.answer == as_modal.predicted_modal and as_modal.overlap == (4, 6, 4, 6)
+    assert as_modal.overlaps == as_modal.overlaps_of_both.modal
+    assert as_modal.overlap == (4, 6, 4, 6)
     as_amodal = score_masks(predicted, truth, mask_type="amodal", probability=0.9)
-    assert as_amodal.answer == as_amodal.predicted_amodal and as_amodal.overlap == (6, 6, 6, 6)
-    undecided = score_masks(predicted, truth, mask_type="amodal", probability=None)
-    assert undecided.answer == undecided.predicted_modal and undecided.predicted_type is None
+    assert as_amodal.overlaps == as_amodal.overlaps_of_both.amodal
+    assert as_amodal.overlap == (6, 6, 6, 6)
     wrong = score_masks(predicted, truth, mask_type="modal", probability=0.9)
     assert wrong.overlap == (4, 6, 6, 4)
 
@@ -246,7 +246,8 @@ def test_the_decision_counts_where_the_probability_says_something_else(decision,
     results = []
     for n in range(30):
         result = score_masks((LEFT, LEFT | TOP), (LEFT, LEFT | TOP), query_id=n, image_id=n)
-        results.append(replace(result, amodal_probability=0.9, predicted_type=decision))
+        said = result.said._replace(amodal_probability=0.9, mask_type=decision)
+        results.append(replace(result, said=said))
     figures = split_figures(results)["mask_type"]
     assert figures["accuracy"] == figures["modal"] == accuracy
     assert figures["interval"]["accuracy"] == [accuracy, accuracy]
@@ -274,12 +275,16 @@ def test_split_figures_put_references_beside_the_decision():
         assert giou[name] == pytest.approx((1 + wrong) / 2, abs=1e-5), name
 
 
+def with_predicted_iou(result: QueryResult, iou: float) -> QueryResult:
+    return replace(result, said=result.said._replace(predicted_iou=iou))
+
+
 def test_the_predicted_iou_of_an_oracle_has_no_error():
     results = []
     for predicted, truth, iou in ((LEFT, LEFT, 1.0), (LEFT, TOP, 2 / 6), (EMPTY, LEFT, 0.0)):
         result = score_masks((predicted, predicted), (truth, truth))
-        results.append(replace(result, predicted_iou=iou))
-    without_target = replace(score_masks((EMPTY, EMPTY), (EMPTY, EMPTY)), predicted_iou=0.5)
+        results.append(with_predicted_iou(result, iou))
+    without_target = with_predicted_iou(score_masks((EMPTY, EMPTY), (EMPTY, EMPTY)), 0.5)
     without_prediction = score_masks((LEFT, LEFT), (TOP, TOP))
     not_counted = [without_target, without_prediction]
 
@@ -289,7 +294,7 @@ def test_the_predicted_iou_of_an_oracle_has_no_error():
     for point in figures["curve"]:
         assert point["confidence"] == pytest.approx(point["accuracy"], abs=1e-5)
 
-    overconfident = [replace(result, predicted_iou=1.0) for result in results]
+    overconfident = [with_predicted_iou(result, 1.0) for result in results]
     figures = split_figures(overconfident)["predicted_iou"]
     assert figures["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)
     assert [(p["queries"], p["confidence"]) for p in figures["curve"]] == [(3, 1.0)]

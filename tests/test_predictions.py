@@ -133,8 +133,8 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, has_ignored)
         modal = masks.union((i.modal for i in targets), (HEIGHT, WIDTH)) & counted
         amodal = masks.union((i.amodal for i in targets), (HEIGHT, WIDTH)) & counted
         answer = answers[query.id] & counted
-        assert result.answer.with_modal == overlap(answer, modal)
-        assert result.answer.with_amodal == overlap(answer, amodal)
+        assert result.overlaps.modal == overlap(answer, modal)
+        assert result.overlaps.amodal == overlap(answer, amodal)
         if query.id == 2:
             assert result.occluded_overlap == overlap(answer & ~modal, amodal & ~modal)
 
@@ -180,7 +180,7 @@ def test_a_fused_mask_is_the_one_detection_of_a_query_without_instances(tmp_path
     results, _ = score_entries(tmp_path, entries)
     scores = [result.detections.scores.tolist() for result in results.results]
     assert scores == [[0.7, 0.5], [0.2], [pytest.approx(0.3)], [0.4], [pytest.approx(0.6)]]
-    assert results.results[0].predicted_iou == 0.1
+    assert results.results[0].said.predicted_iou == 0.1
 
 
 def test_an_empty_mask_is_no_detection(tmp_path):
@@ -257,8 +257,7 @@ print("loaded", *(name for name in sys.modules if name in ("jax", "flax") or "sy
 
 BOX = block(0, 0, 1, 1)
 REFUSED_ENTRIES = [
-    ({}, "array"),
-    ([], "no predictions"),
+    ({}, "query_id"),
     ([{"query_id": "1", "segmentation": None}], "$[0].query_id"),
     ([entry(99, BOX)], "entry 0: the data have no query 99"),
     ([entry(1, BOX), entry(1, np.ones((3, 4), bool))], "entry 1: the RLE's size 3 x 4"),
@@ -283,7 +282,7 @@ def test_bad_entries_are_refused(tmp_path, refused, entries, words):
     [
         ("1.png", (6, 5), "its image is 24 x 32"),
         ("first.png", (WIDTH, HEIGHT), "no such query"),
-        ("02.png", (WIDTH, HEIGHT), "answered by another file"),
+        ("02.png", (WIDTH, HEIGHT), "another file answers it"),
     ],
 )
 def test_bad_folders_are_refused(tmp_path, refused, name, size, words):
@@ -306,7 +305,7 @@ SCORING = ["--predictions", "p.json", "--data"]
         (["--predictions", "p.json"], "--data json:FILE"),
         (["runs/x", *SCORING, "scenes"], "one of them"),
         (["--predictions", "nowhere.json", "--data", "json:data"], "nowhere.json"),
-        ([*SCORING, "json:data", "--format", "voc"], "'voc'"),
+        ([*SCORING, "json:data", "--format", "voc"], "voc"),
         ([*SCORING, "json:data", "--out", "data"], "--out"),
         ([*SCORING, "json:data", "--split", "a,b"], "one split"),
     ],

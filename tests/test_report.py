@@ -64,8 +64,8 @@ def results(dataset):
     return score_predictions(dataset.path.parent / "p.json", dataset)
 
 
-def write(dataset, results, folder: Path) -> dict:
-    evaluated = {"all": (dataset, results)}
+def write(results, folder: Path) -> dict:
+    evaluated = {"all": results}
     report = make_report(evaluated, source="json:data.json", predictions="p.json")
     write_report(report, evaluated, folder)
     return report
@@ -73,7 +73,7 @@ def write(dataset, results, folder: Path) -> dict:
 
 def test_a_report_is_written_in_four_forms(dataset, results, tmp_path):
     folder = tmp_path / "new" / "folder"
-    report = write(dataset, results, folder)
+    report = write(results, folder)
     assert json.loads((folder / "report.json").read_text()) == report
 
     text = (folder / "report.md").read_text()
@@ -122,12 +122,12 @@ def test_the_curves_of_a_run_are_those_of_its_last_steps(tmp_path):
 
 
 def test_published_rows_stand_beside_the_benchmark_alone(dataset, results, tmp_path, monkeypatch):
-    text = report_markdown(write(dataset, results, tmp_path))
+    text = report_markdown(write(results, tmp_path))
     assert "R2SM, Table 2" in text and "GLaMM" not in text and "PSALM" not in text
 
     counts = (IMAGES, 2 * IMAGES, IMAGES, IMAGES, 2 * IMAGES)
     monkeypatch.setitem(PAPER["table_1"]["cocoa-cls"], "val", counts)
-    report = write(dataset, results, tmp_path)
+    report = write(results, tmp_path)
     assert report["meta"]["benchmark"] == {"all": "cocoa-cls"}
     lines = report_markdown(report).splitlines()
     table = lines[lines.index("## R2SM, Table 2") :]
@@ -136,7 +136,7 @@ def test_published_rows_stand_beside_the_benchmark_alone(dataset, results, tmp_p
     assert any(line.startswith("| cocoa-cls, PSALM †, amodal | 18.66 |") for line in table)
     # Never beside drawn data.
     monkeypatch.setattr(type(dataset), "is_procedural", True)
-    assert not write(dataset, results, tmp_path)["meta"]["benchmark"]
+    assert not write(results, tmp_path)["meta"]["benchmark"]
 
 
 def test_published_figures_agree_with_the_papers_totals():
@@ -155,7 +155,7 @@ def test_a_system_that_decides_nothing_has_no_table_of_decisions(dataset, tmp_pa
     for entry in entries:
         del entry["mask_type"], entry["amodal_probability"]
     (tmp_path / "p.json").write_text(json.dumps(entries))
-    write(dataset, score_predictions(tmp_path / "p.json", dataset), tmp_path / "out")
+    write(score_predictions(tmp_path / "p.json", dataset), tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
     page = (tmp_path / "out" / "report.html").read_text()
     assert "## Mask type" not in text and "always modal" not in text

@@ -46,7 +46,7 @@ ALWAYS_PRESENT = 10.0
 
 def calibrate(
     predictor: Predictor,
-    source: Source | None,
+    source: Source,
     sentences: Sequence[Sentence],
     *,
     fit_absence: bool,
@@ -58,8 +58,7 @@ def calibrate(
 
     Args:
         predictor: the segmenter.
-        source: the split that selects checkpoints; None: there is no time for masks, whose
-            calibration stays that of the predictor.
+        source: the split that selects checkpoints.
         sentences: for the temperature of the mask type, as new to the head as what users write.
         fit_absence: fit the presence too, where training data have queries without a target.
     """
@@ -69,13 +68,9 @@ def calibrate(
         uncalibrated = predictor.updated(calibration=Calibration())
         logits = uncalibrated.amodal_logits([sentence.text for sentence in sentences])
         temperature = fit_temperature(logits, is_amodal)
-    if source is None:
-        return predictor.calibration._replace(type_temperature=temperature)
-
-    answers: list[Answer] = []
     present = predictor.updated(calibration=Calibration(presence_bias=ALWAYS_PRESENT))
-    for of_image, _ in answer_all(present, source, measure, "dev", with_logits=True):
-        answers += of_image
+    measured = answer_all(present, source, measure, "dev", with_logits=True)
+    answers = [answer for _, answer in measured if answer is not None]
     threshold = predictor.config.presence_threshold
     fitted = fit_masks(answers, threshold, fit_absence=fit_absence)
     return fitted._replace(type_temperature=temperature)

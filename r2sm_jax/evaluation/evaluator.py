@@ -2,59 +2,61 @@
 images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from scipy.special import expit
 
-from r2sm_jax.config import LEARNED_HEADS, Config
+from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.dataset import Sample, Source, truth_of_sample
-from r2sm_jax.data.masks import Mask
 from r2sm_jax.evaluation.completion import (
+    PROMPTED_IMAGES,
     REFERENCE_METHODS,
-    Answer,
-    choose_images,
     methods_of,
     prompt_figures,
     score_completion,
 )
-from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
-from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, score, truths_of_image
+from r2sm_jax.evaluation.report import make_report, sentence_figures
+from r2sm_jax.evaluation.scorer import (
+    Answer,
+    EvalResults,
+    Evaluated,
+    Pair,
+    QueryResult,
+    QueryTruth,
+    score,
+    truths_of_image,
+)
+from r2sm_jax.inference.load import Run
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Asked, Predictor
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import REFERENCES, Sentence
+from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
 T = TypeVar("T")
 
 
 def evaluate(
-    predictor: Predictor,
-    sources: Mapping[str, Source],
-    sentences: Mapping[str, Sequence[Sentence]],
-    *,
-    trained: Config,
-    **meta: Any,
+    run: Run, sources: Mapping[str, Source], spec: str, trained_on: str
 ) -> tuple[dict[str, Any], Evaluated]:
-    """Evaluates a segmenter on every split. Returns the report, and the results that it was made
-    from.
+    """Evaluates a run on every split. Returns the report, and the results that it was made from.
 
     Args:
-        predictor: the segmenter.
         sources: the splits.
-        sentences: lists of sentences without images, by name.
-        trained: how it was trained.
-        meta: what the report says besides: `source`, `step`, `selected_on`, `trained_on`.
+        spec: the data source that they are of.
+        trained_on: that of training; `spec` itself where it is the same.
     """
-    evaluated = {}
-    for name, source in sources.items():
-        evaluated[name] = (source, evaluate_source(predictor, source, name=name))
-    loop = trained.train
+    predictor = run.predictor
+    loop = run.config.train
+    evaluated = {name: evaluate_source(predictor, source, name) for name, source in sources.items()}
+    sentences = {}
+    if spec == "scenes":
+        sentences["val_r2sm"] = evaluate_sentences(predictor, intent_sentences("val_r2sm"))
     report = make_report(
         evaluated,
-        {name: evaluate_sentences(predictor, rows) for name, rows in sentences.items()},
+        sentences,
         threshold=predictor.mask_threshold,
         head=predictor.config.head,
         weights_sha256=predictor.weights_sha256,
@@ -62,73 +64,82 @@ def evaluate(
         matmul_precision=loop.matmul_precision,
         accumulate=loop.accumulate,
         devices=loop.devices,
-        **meta,
+        source=spec,
+        step=run.step,
+        selected_on=loop.select_on,
+        trained_on=trained_on,
     )
     for name, source in sources.items():
         split = report["splits"][name]
         if predictor.completer is not None:
             methods = REFERENCE_METHODS | methods_of(predictor.completer)
-            samples = read_all(source, f"completing objects of {name}")
+            samples = read_samples(source, f"completing objects of {name}")
             split["completion"] = score_completion(methods, samples)
         if predictor.outliner is not None:
-            split["prompts"] = prompt_figures(partial(_look, predictor), choose_images(source))
+            samples = read_samples(source, f"boxes and clicks of {name}", PROMPTED_IMAGES)
+            split["prompts"] = prompt_figures(
+                predictor.outliner,
+                samples,
+                lambda image, texts: [p.modal for p in predictor.predict(texts, "modal", image)],
+            )
+            del split["prompts"]["filled box"]
     return report, evaluated
 
 
-def _look(predictor: Predictor, image: np.ndarray) -> Answer:
-    """Encodes an image once, for `prompt_figures`."""
-    encoded = predictor.encode(image)
-
-    def answer(queries: Sequence[str | None], **where: Any) -> list[Mask]:
-        predictions = predictor.predict(queries, "modal", encoded, **where)
-        return [prediction.modal for prediction in predictions]
-
-    return answer
-
-
-def read_all(source: Source, what: str) -> Iterator[Sample]:
-    """The samples of a split, one at a time, with their progress."""
-    with show_progress(what, len(source)) as advance:
-        for index in range(len(source)):
+def read_samples(source: Source, what: str, count: int | None = None) -> Iterator[Sample]:
+    """Yields at most `count` samples of a split, evenly chosen, and shows their progress."""
+    step = 1 if count is None else max(1, -(-len(source) // count))
+    indices = range(0, len(source), step)
+    with show_progress(what, len(indices)) as advance:
+        for index in indices:
             yield source[index]
             advance(1)
 
 
 def evaluate_sentences(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any]:
-    """The figures of the decisions about sentences without an image; None where the head needs
-    one."""
+    """Computes the figures of the decisions about sentences without an image; None where the head
+    needs one."""
     head = predictor.config.head
-    probabilities: list[float | None] = [None] * len(sentences)
     if head in REFERENCES:
         types = [REFERENCES[head](sentence.text, sentence.mask_type) for sentence in sentences]
         predicted = np.array([mask_type == "amodal" for mask_type in types], bool)
+        probabilities = [None] * len(sentences)
     elif head in LEARNED_HEADS:
-        texts = [sentence.text for sentence in sentences]
-        probability = expit(predictor.amodal_logits(texts)).astype(float)
+        probability = expit(predictor.amodal_logits([sentence.text for sentence in sentences]))
         predicted = probability > 0.5
-        probabilities = probability.tolist()
+        probabilities = probability.astype(float).tolist()
     else:
-        return sentence_figures([], np.zeros(0, bool), []) | {"queries": 0}
-    figures = sentence_figures(sentences, predicted, probabilities)
-    return figures | {"queries": len(sentences)}
+        sentences, predicted, probabilities = [], np.zeros(0, bool), []
+    return sentence_figures(sentences, predicted, probabilities) | {"queries": len(sentences)}
 
 
-def evaluate_source(predictor: Predictor, source: Source, *, name: str = "a split") -> EvalResults:
+def evaluate_source(predictor: Predictor, source: Source, name: str = "a split") -> EvalResults:
     """Predicts and scores every query of a source whose requested mask is annotated.
 
     The decision of the model selects the mask. Masks are compared at the images' own resolution.
-
-    Args:
-        predictor: the segmenter.
-        source: the images and their queries.
-        name: of the split, for the progress that is shown.
+    `name` is that of the split, for the progress that is shown.
     """
-    results = EvalResults()
-    answers = answer_all(predictor, source, score, name, with_candidates=True)
-    for scored, left_out in answers:
-        results.results += scored
-        results.left_out.update(truth.left_out for truth in left_out)
+    results = EvalResults(source)
+    answers = answer_all(predictor, source, score_prediction, name, with_candidates=True)
+    for truth, result in answers:
+        if result is None:
+            results.left_out[truth.left_out] += 1
+        else:
+            results.results.append(result)
     return results
+
+
+def score_prediction(prediction: Prediction, truth: QueryTruth) -> QueryResult:
+    """Scores what the segmenter predicts for a query."""
+    answer = Answer(
+        prediction.rle(),
+        Pair(prediction.rle("modal"), prediction.rle("amodal")),
+        prediction.mask_type,
+        prediction.amodal_probability,
+        prediction.score,
+        prediction.candidates,
+    )
+    return score(answer, truth)
 
 
 def answer_all(
@@ -137,9 +148,9 @@ def answer_all(
     use: Callable[[Prediction, QueryTruth], T],
     name: str,
     **options: bool,
-) -> Iterator[tuple[list[T], list[QueryTruth]]]:
-    """Yields for each image what `use` makes of the predictions and truths of its queries, and the
-    truths of those that are not scored.
+) -> Iterator[tuple[QueryTruth, T | None]]:
+    """Yields the truth of each query, and what `use` makes of the prediction and it; None where the
+    query is left out.
 
     Args:
         predictor: the segmenter.
@@ -155,19 +166,22 @@ def answer_all(
     def read(index: int) -> Asked:
         sample = source[index]
         truths = truths_of_image(truth_of_sample(sample), index)
-        scored = [truth for truth in truths if not truth.left_out]
         requests = []
-        for truth in scored:
-            mask_type = truth.query.mask_type if is_oracle else "auto"
-            requests.append(Request(truth.query.text, mask_type))
-        left_out = [truth for truth in truths if truth.left_out]
-        return Asked(predictor.frame(sample.image), requests, about=(scored, left_out))
+        for truth in truths:
+            if not truth.left_out:
+                mask_type = truth.query.mask_type if is_oracle else "auto"
+                requests.append(Request(truth.query.text, mask_type))
+        return Asked(predictor.frame(sample.image), requests, about=truths)
 
-    def finish(asked: Asked, predictions: Iterator[Prediction]) -> tuple[list[T], list[QueryTruth]]:
-        scored, left_out = asked.about
-        return list(map(use, predictions, scored)), left_out
+    def finish(
+        asked: Asked, predictions: Iterator[Prediction]
+    ) -> list[tuple[QueryTruth, T | None]]:
+        used = []
+        for truth in asked.about:
+            used.append((truth, None if truth.left_out else use(next(predictions), truth)))
+        return used
 
     with show_progress(f"evaluating images of {name}", len(indices)) as advance:
         for finished in predictor.stream(indices, read, finish, **options):
-            yield finished
+            yield from finished
             advance(1)

@@ -26,12 +26,11 @@ from r2sm_jax.data.images import data_url
 from r2sm_jax.data.sheet import BLANK, Panel, paint
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import QUERIES_FILE, write_queries
-from r2sm_jax.evaluation.report import Evaluated
-from r2sm_jax.evaluation.scorer import QueryResult
+from r2sm_jax.evaluation.scorer import Evaluated, QueryResult
 from r2sm_jax.evaluation.tables import (
     Table,
     decided,
-    percent,
+    format_figure,
     report_intro,
     report_markdown,
     report_tables,
@@ -43,12 +42,6 @@ MAX_EXAMPLES = 4
 """Of the best, of the middle and of the worst answers."""
 LOGGED = {"loss": ["train/loss"], "dev": ["dev/giou", "dev/type_accuracy"]}
 """Panels of the chart of a training, with the names of their curves in the log."""
-# Text stays text, and ids come from a fixed salt, so that equal charts have equal bytes.
-SVG_SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "report",
-    "font.size": 9,
-}
 
 Curve = Sequence[tuple[float, float]]
 Panels = Mapping[str, Mapping[str, Curve]]
@@ -61,10 +54,10 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
     Raises InputError if the folder cannot be written.
     """
     galleries = {}
-    for name, (source, results) in evaluated.items():
+    for name, results in evaluated.items():
         # Predictions can be scored by the annotations alone.
-        examples = select_examples(results.results) if source.has_images else {}
-        galleries[name] = {title: example_rows(source, rows) for title, rows in examples.items()}
+        examples = select_examples(results.results) if results.source.has_images else {}
+        galleries[name] = {title: example_rows(results.source, e) for title, e in examples.items()}
     charts = {
         "Training": training_curves(folder / "metrics.jsonl"),
         "Calibration of probabilities": calibration_curves(report),
@@ -80,23 +73,17 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
         part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
         (folder / "report.md").write_text(report_markdown(report), "utf-8")
         (folder / "report.html").write_text(page, "utf-8")
-        results_by_split = {name: results.results for name, (_, results) in evaluated.items()}
-        write_queries(folder / QUERIES_FILE, results_by_split)
+        write_queries(folder / QUERIES_FILE, evaluated)
 
 
 def render_page(
-    title: str,
-    paragraphs: Sequence[str],
-    tables: Sequence[Table],
-    galleries: Mapping[str, Mapping[str, Sequence[Sequence[Panel]]]] | None = None,
-    charts: Mapping[str, str] | None = None,
+    title: str, paragraphs: Sequence[str], tables: Sequence[Table], **drawn: Mapping[str, Any]
 ) -> str:
     """Draws a page.
 
     Args:
         paragraphs: text; what is in backticks becomes code.
-        galleries: rows of pictures by split and title.
-        charts: SVG by title.
+        drawn: `galleries`, rows of pictures by split and title, and `charts`, SVG by title.
     """
     folder = files("r2sm_jax.evaluation")
     text = folder.joinpath("page.html").read_text(encoding="utf-8")
@@ -105,10 +92,9 @@ def render_page(
         title=title,
         paragraphs=[re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(p)) for p in paragraphs],
         tables=tables,
-        galleries=galleries or {},
-        charts=charts or {},
         css=folder.joinpath("page.css").read_text(encoding="utf-8"),
         picture=partial(data_url, form="WEBP", quality=82),
+        **drawn,
     )
 
 
@@ -154,22 +140,24 @@ def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Pa
     """
     rows = []
     for result in results:
-        modal, amodal = map(masks.decode, result.truth.masks)
-        predicted_modal, predicted_amodal = map(masks.decode, result.predicted_masks)
-        nothing = np.zeros_like(modal)
-        image = np.full((*nothing.shape, 3), BLANK, np.uint8)
+        size = result.truth.size
+        image = np.full((*size, 3), BLANK, np.uint8)
         with suppress(InputError):
             image = source[result.truth.index].image
-        decision = result.predicted_type
-        said = f"{decision or 'no decision'}, IoU {answer_iou(result):.2f}"
-        if result.amodal_probability is not None:
-            said += f", probability of amodal {result.amodal_probability:.2f}"
-        shown = partial(paint, image, ratio=PICTURE_SIZE / max(modal.shape))
+        said = result.said.mask_type
+        caption = f"{said or 'no decision'}, IoU {answer_iou(result):.2f}"
+        if result.said.amodal_probability is not None:
+            caption += f", probability of amodal {result.said.amodal_probability:.2f}"
+        modal, amodal = map(masks.decode, result.truth.masks)
+        predicted = result.said.both or (result.said.mask, result.said.mask)
+        predicted_modal, predicted_amodal = map(masks.decode, predicted)
+        nothing = np.zeros_like(modal)
+        shown = partial(paint, image, ratio=PICTURE_SIZE / max(size))
         rows.append(
             [
                 Panel(shown(nothing, nothing), result.query.text),
                 Panel(shown(modal, amodal, result.mask_type), f"{result.mask_type} asked for"),
-                Panel(shown(predicted_modal, predicted_amodal, decision), said),
+                Panel(shown(predicted_modal, predicted_amodal, said), caption),
             ]
         )
     return rows
@@ -183,13 +171,13 @@ def calibration_curves(report: Mapping[str, Any]) -> Panels:
 
     Splits without them are left out.
     """
-    measured = {
-        f"{name}, mask type, ECE {percent(figures['ece'])}": figures["reliability"]
-        for name, figures in decided(report).items()
-    }
+    measured = {}
+    for name, figures in decided(report).items():
+        error = format_figure(figures["ece"])
+        measured[f"{name}, mask type, ECE {error}"] = figures["reliability"]
     for name, split in report["splits"].items():
-        figures = split["predicted_iou"]
-        measured[f"{name}, predicted IoU, error {percent(figures['error'])}"] = figures["curve"]
+        error = format_figure(split["predicted_iou"]["error"])
+        measured[f"{name}, predicted IoU, error {error}"] = split["predicted_iou"]["curve"]
     panels = {}
     for title, points in measured.items():
         if points:
@@ -219,7 +207,8 @@ def training_curves(log: Path) -> Panels:
 
 def draw_curves(panels: Panels) -> str:
     """Draws panels side by side as an SVG element."""
-    with matplotlib.rc_context(SVG_SETTINGS):
+    # Text stays text.
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(3.6 * len(panels), 3.1), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (title, curves) in zip(all_axes, panels.items(), strict=True):
@@ -228,6 +217,6 @@ def draw_curves(panels: Panels) -> str:
             axes.set_title(title, fontsize=9)
             axes.legend(fontsize=8, frameon=False)
         content = io.StringIO()
-        figure.savefig(content, format="svg", metadata={"Date": None})
+        figure.savefig(content, format="svg")
     # An HTML page holds the element without the XML header before it.
     return "<svg" + content.getvalue().partition("<svg")[2]

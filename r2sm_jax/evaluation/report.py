@@ -22,7 +22,6 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 import r2sm_jax
-from r2sm_jax.data.dataset import Source
 from r2sm_jax.evaluation.decisions import calibration_curve, mask_type_scores
 from r2sm_jax.evaluation.instances import (
     cgf1_figures,
@@ -40,7 +39,7 @@ from r2sm_jax.evaluation.iou import (
     lisa_iou,
     precision_at,
 )
-from r2sm_jax.evaluation.scorer import EvalResults, QueryResult
+from r2sm_jax.evaluation.scorer import Evaluated, QueryResult
 from r2sm_jax.query import MASK_TYPES, MaskType, Query, Sentence, keyword_mask_type
 
 MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
@@ -48,13 +47,12 @@ MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.
 MAX_AREA = {"small": 32**2, "medium": 96**2, "large": 1e10}
 """Upper edges of the bins by area of the target in pixels, as in COCO."""
 
+OTHER_TYPE: dict[MaskType, MaskType] = {"modal": "amodal", "amodal": "modal"}
+
 PAPER: dict[str, Any] = tomllib.loads(
     files("r2sm_jax.evaluation").joinpath("published.toml").read_text(encoding="utf-8")
 )
 """Tables 1 to 3 of R2SM (arXiv 2506.01795)."""
-
-Evaluated = Mapping[str, tuple[Source, EvalResults]]
-"""The data of each split, and the results of its queries."""
 
 
 def stack(overlaps: Iterable[Overlap | None]) -> Int[np.ndarray, "n 4"]:
@@ -68,29 +66,37 @@ def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     overlaps = stack(result.overlap for result in results)
     detections = [result.detections for result in results]
     variants = {name: variant(overlaps) for name, variant in VARIANTS.items()}
-    variants["muse"] = muse(detections)
-    figures: dict[str, Any] = {"all": mask_figures(results)}
-    for mask_type in MASK_TYPES:
-        figures[mask_type] = mask_figures([r for r in results if r.mask_type == mask_type])
-    figures["mask_type"] = decision_figures(results)
-    figures["pairs"] = pair_figures(results)
-    figures["cgf1"] = cgf1_figures(detections, figures["mask_type"]["mcc"])
-    figures["predicted_iou"] = predicted_iou_figures(results)
-    figures["references"] = reference_figures(results)
-    figures["variants"] = variants
-    figures["breakdowns"] = breakdowns(results)
-    return figures
+    decisions = decision_figures(results)
+    return {
+        "all": mask_figures(results),
+        "modal": mask_figures([r for r in results if r.mask_type == "modal"]),
+        "amodal": mask_figures([r for r in results if r.mask_type == "amodal"]),
+        "mask_type": decisions,
+        "pairs": pair_figures(results),
+        "cgf1": cgf1_figures(detections, decisions["mcc"]),
+        "predicted_iou": predicted_iou_figures(results),
+        "references": reference_figures(results),
+        "variants": variants | {"muse": muse(detections)},
+        "breakdowns": breakdowns(results),
+    }
 
 
 def mask_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Computes the figures of the masks of some queries, with intervals over images."""
     overlaps = stack(result.overlap for result in results)
     occluded = stack(result.occluded_overlap for result in results)
-    complete = stack(result.amodal_overlap for result in results)
     boundary = stack(result.boundary for result in results)
     occluded_iou = lisa(occluded)
-    complete_iou = lisa(complete)
-    figures: dict[str, Any] = {
+    complete_iou = lisa(stack(result.complete_overlap for result in results))
+
+    images = np.array([result.truth.image_id for result in results], np.int64)
+    # One row a query, NaN where it does not count, so that all figures resample the same images.
+    occluded_rows = [result.occluded_overlap or [np.nan] * 4 for result in results]
+    ratios = iou_ratios(overlaps, np.array(occluded_rows, float).reshape(-1, 4), boundary)
+    # COCOeval breaks ties of scores by the order of queries.
+    in_order = sorted(results, key=lambda result: result.query.id)
+    detections = [result.detections for result in in_order]
+    return {
         **lisa(overlaps),
         "occluded_iou": occluded_iou["giou"],
         "occluded_ciou": occluded_iou["ciou"],
@@ -102,17 +108,10 @@ def mask_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
         **precision_at(overlaps),
         "queries": len(results),
         "occluded_queries": len(occluded),
+        "interval": {name: interval(images, ratio) for name, ratio in ratios.items()},
+        **instance_figures(detections),
+        **occlusion_figures(detections),
     }
-
-    images = np.array([result.truth.image_id for result in results], np.int64)
-    # One row a query, NaN where it does not count, so that all figures resample the same images.
-    occluded_rows = [result.occluded_overlap or [np.nan] * 4 for result in results]
-    ratios = iou_ratios(overlaps, np.array(occluded_rows, float).reshape(-1, 4), boundary)
-    figures["interval"] = {name: interval(images, ratio) for name, ratio in ratios.items()}
-    # COCOeval breaks ties of scores by the order of queries.
-    in_order = sorted(results, key=lambda result: result.query.id)
-    detections = [result.detections for result in in_order]
-    return figures | instance_figures(detections) | occlusion_figures(detections)
 
 
 def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
@@ -121,15 +120,10 @@ def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
     It is over the queries whose two true masks differ, and tells how much better an answer fits the
     requested mask than the other one.
     """
-    gaps = []
-    for result in results:
-        modal, amodal = result.answer
-        # modal ⊆ amodal, so equal areas are equal masks.
-        if amodal is not None and amodal.truth != modal.truth:
-            other = modal if result.mask_type == "amodal" else amodal
-            requested_iou, other_iou = lisa_iou(stack([result.overlap, other]))
-            gaps.append(requested_iou - other_iou)
-    return float(np.mean(gaps)) if gaps else None
+    hidden = [result for result in results if result.has_hidden_part]
+    requested = lisa_iou(stack(result.overlap for result in hidden))
+    other = lisa_iou(stack(r.overlaps.of_type(OTHER_TYPE[r.mask_type]) for r in hidden))
+    return float((requested - other).mean()) if hidden else None
 
 
 def leak(results: Sequence[QueryResult]) -> float | None:
@@ -139,8 +133,8 @@ def leak(results: Sequence[QueryResult]) -> float | None:
     """
     shares = []
     for result in results:
-        modal, amodal = result.answer
-        if result.mask_type == "modal" and amodal is not None and amodal.truth > modal.truth:
+        if result.mask_type == "modal" and result.has_hidden_part:
+            modal, amodal = result.overlaps
             painted = amodal.intersection - modal.intersection
             shares.append(painted / (amodal.truth - modal.truth))
     return float(np.mean(shares)) if shares else None
@@ -148,41 +142,38 @@ def leak(results: Sequence[QueryResult]) -> float | None:
 
 # References: the same masks with another decision, and the true masks of one type for all.
 
+RULES: dict[str, Callable[[QueryResult], MaskType]] = {
+    "always_modal": lambda result: "modal",
+    "always_amodal": lambda result: "amodal",
+    "keyword": lambda result: keyword_mask_type(result.query.text),
+    "oracle_type": lambda result: result.mask_type,
+}
+"""Other decisions."""
+
 
 def reference_figures(results: Sequence[QueryResult]) -> dict[str, Scores]:
     """Computes gIoU and cIoU of every reference; None where the system gives one mask only."""
-    rules: dict[str, Callable[[QueryResult], MaskType]] = {
-        "always_modal": lambda result: "modal",
-        "always_amodal": lambda result: "amodal",
-        "keyword": lambda result: keyword_mask_type(result.query.text),
-        "oracle_type": lambda result: result.mask_type,
-    }
     figures = {}
-    for name, rule in rules.items():
-        figures[name] = lisa(stack(overlap_with_type(result, rule(result)) for result in results))
+    for name, rule in RULES.items():
+        answers = []
+        for result in results:
+            if result.overlaps_of_both is not None:
+                answers.append(
+                    result.overlaps_of_both.of_type(rule(result)).of_type(result.mask_type)
+                )
+        figures[name] = lisa(stack(answers))
     for mask_type in MASK_TYPES:
-        answers = [overlap_of_truth(result, mask_type) for result in results]
+        answers = [overlap_of_truth(r, mask_type) for r in results if r.truth.has_amodal]
         figures[f"true_{mask_type}_for_all"] = lisa(stack(answers))
     return figures
 
 
-def overlap_with_type(result: QueryResult, mask_type: MaskType) -> Overlap | None:
-    """Returns the overlap of the answer that the system would give with this decision."""
-    answer = result.predicted_amodal if mask_type == "amodal" else result.predicted_modal
-    if answer is None:
-        return None
-    return answer.with_amodal if result.mask_type == "amodal" else answer.with_modal
-
-
-def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap | None:
+def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap:
     """Returns the overlap of one true mask as the answer.
 
     It tells what a split allows to a system with perfect masks that does not understand the type.
     """
-    modal, amodal = result.answer
-    if amodal is None:
-        return None
-    predicted = modal.truth if mask_type == "modal" else amodal.truth
+    predicted = result.overlaps.of_type(mask_type).truth
     truth = result.overlap.truth
     # The modal mask lies in the amodal one.
     return Overlap(min(predicted, truth), max(predicted, truth), predicted, truth)
@@ -193,19 +184,22 @@ def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap | None
 
 def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
     """Computes gIoU, cIoU, occluded IoU and number of queries of each group of every breakdown."""
-    groups = [groups_of(result) for result in results]
+    members: dict[str, dict[str, list[QueryResult]]] = {}
+    for result in results:
+        for breakdown, group in groups_of(result).items():
+            groups = members.setdefault(breakdown, {})
+            if group is not None:
+                groups.setdefault(group, []).append(result)
     # Bins stand in their order, other groups by name.
     order = [*MAX_OCCLUSION, *MAX_AREA]
     figures: dict[str, dict[str, Any]] = {}
-    for breakdown in groups[0] if groups else ():
+    for breakdown, groups in members.items():
         figures[breakdown] = {}
-        names = {name for of in groups if (name := of[breakdown]) is not None}
-        for name in sorted(names, key=lambda name: (name in order and order.index(name), name)):
-            members = [r for r, of in zip(results, groups, strict=True) if of[breakdown] == name]
+        for name in sorted(groups, key=lambda name: (name in order and order.index(name), name)):
             figures[breakdown][name] = {
-                **lisa(stack(result.overlap for result in members)),
-                "occluded_iou": lisa(stack(r.occluded_overlap for r in members))["giou"],
-                "queries": len(members),
+                **lisa(stack(result.overlap for result in groups[name])),
+                "occluded_iou": lisa(stack(r.occluded_overlap for r in groups[name]))["giou"],
+                "queries": len(groups[name]),
             }
     return figures
 
@@ -213,9 +207,9 @@ def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
 def groups_of(result: QueryResult) -> dict[str, str | None]:
     """Returns the group of a query in each breakdown; None where it belongs to none."""
     kind = result.query.kind
-    modal, amodal = result.answer
+    modal, amodal = result.overlaps
     occlusion = None
-    if amodal is not None and amodal.truth:
+    if result.truth.has_amodal and amodal.truth:
         occlusion = bin_of(1 - modal.truth / amodal.truth, MAX_OCCLUSION)
     area = result.overlap.truth
     return {
@@ -237,11 +231,11 @@ def bin_of(value: float, upper_edges: Mapping[str, float]) -> str:
 
 def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Computes the figures of the decisions about the mask type, with an interval over images."""
-    decided = [result for result in results if result.predicted_type is not None]
+    decided = [result for result in results if result.said.mask_type is not None]
     return sentence_figures(
         [result.query for result in decided],
-        np.array([result.predicted_type == "amodal" for result in decided], bool),
-        [result.amodal_probability for result in decided],
+        np.array([result.said.mask_type == "amodal" for result in decided], bool),
+        [result.said.amodal_probability for result in decided],
         np.array([result.truth.image_id for result in decided], np.int64),
     )
 
@@ -285,25 +279,25 @@ def pair_figures(results: Sequence[QueryResult]) -> Scores:
     # Decisions by image and instances, then by the requested type.
     decisions: dict[Any, dict[str, list[str]]] = {}
     for result in results:
-        if result.predicted_type is not None and result.query.instance_ids:
+        if result.said.mask_type is not None and result.query.instance_ids:
             target = (result.truth.image_id, frozenset(result.query.instance_ids))
             by_type = decisions.setdefault(target, {"modal": [], "amodal": []})
-            by_type[result.mask_type].append(result.predicted_type)
+            by_type[result.mask_type].append(result.said.mask_type)
 
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for by_type in decisions.values():
         counts.update(product(by_type["modal"], by_type["amodal"]))
-    num_pairs = counts.total()
-    names = {
-        "both_right": ("modal", "amodal"),
-        "swapped": ("amodal", "modal"),
-        "both_modal": ("modal", "modal"),
-        "both_amodal": ("amodal", "amodal"),
+
+    def share(*pair: str) -> float | None:
+        return counts[pair] / counts.total() if counts else None
+
+    return {
+        "both_right": share("modal", "amodal"),
+        "swapped": share("amodal", "modal"),
+        "both_modal": share("modal", "modal"),
+        "both_amodal": share("amodal", "amodal"),
+        "pairs": counts.total(),
     }
-    figures: Scores = {
-        name: counts[pair] / num_pairs if num_pairs else None for name, pair in names.items()
-    }
-    return figures | {"pairs": num_pairs}
 
 
 def predicted_iou_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
@@ -311,10 +305,10 @@ def predicted_iou_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
 
     Only queries that have a target count: without one, the IoU is 0 or 1 by presence alone.
     """
-    counted = [r for r in results if r.predicted_iou is not None and r.overlap.truth]
+    counted = [r for r in results if r.said.predicted_iou is not None and r.overlap.truth]
     if not counted:
         return {"error": None, "curve": []}
-    predicted = np.array([result.predicted_iou for result in counted], float)
+    predicted = np.array([result.said.predicted_iou for result in counted], float)
     iou = lisa_iou(stack(result.overlap for result in counted))
     error = float(np.abs(predicted - iou).mean())
     return {"error": error, "curve": calibration_curve(predicted, predicted, iou)}
@@ -329,22 +323,25 @@ def make_report(
     """Computes the figures of every split.
 
     Args:
-        evaluated: source and results of every split.
+        evaluated: the results of every split.
         sentences: figures of sentences without images (`sentence_figures`).
         meta: what was evaluated and how; at least the data's SPEC as `source`.
     """
-    splits = {}
-    images = {}
+    splits = {name: split_figures(results.results) for name, results in evaluated.items()}
+    images = {name: len(results.source) for name, results in evaluated.items()}
     benchmarks = {}
-    for name, (source, results) in evaluated.items():
-        splits[name] = split_figures(results.results)
-        images[name] = len(source)
-        benchmark = find_benchmark(len(source), splits[name])
-        if benchmark and not source.is_procedural:
+    for name, results in evaluated.items():
+        benchmark = find_benchmark(images[name], splits[name])
+        if benchmark and not results.source.is_procedural:
             benchmarks[name] = benchmark
-    meta |= {"variant": "lisa", "resolution": "original", "images": images}
-    meta["data_sha256"] = {name: results.data_sha256 for name, (_, results) in evaluated.items()}
-    meta |= {"benchmark": benchmarks, "version": r2sm_jax.__version__}
+    meta |= {
+        "variant": "lisa",
+        "resolution": "original",
+        "images": images,
+        "data_sha256": {name: results.data_sha256 for name, results in evaluated.items()},
+        "benchmark": benchmarks,
+        "version": r2sm_jax.__version__,
+    }
     return {"splits": splits, "sentences": dict(sentences or {}), "meta": meta}
 
 

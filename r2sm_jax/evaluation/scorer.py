@@ -8,29 +8,27 @@ them.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Instance, Source
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.evaluation.instances import QueryDetections, rank_detections
 from r2sm_jax.evaluation.iou import Overlap, boundary_overlap, count_overlap
-from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.prediction import Candidate
 from r2sm_jax.query import MaskType, Query
 
 
-class MaskPair(NamedTuple):
-    """A modal and an amodal mask as RLEs."""
+class Pair(NamedTuple):
+    """Two things of one kind: of or with the modal mask, and of or with the amodal one."""
 
-    modal: RLE
-    amodal: RLE
+    modal: Any
+    amodal: Any
 
-    def of_type(self, mask_type: MaskType) -> RLE:
-        """Returns the mask of one type."""
+    def of_type(self, mask_type: MaskType) -> Any:
+        """Returns the one of a mask type."""
         return self.amodal if mask_type == "amodal" else self.modal
 
 
@@ -44,9 +42,9 @@ class QueryTruth(NamedTuple):
     index: int
     """Index of the image in its source."""
     image_id: int
-    masks: MaskPair
-    """Unions of the instances. The amodal one has the visible part of those whose complete shape is
-    not annotated."""
+    masks: Pair
+    """Unions of the instances, RLEs. The amodal one has the visible part of those whose complete
+    shape is not annotated."""
     instances: tuple[Instance, ...]
     """The targets, with RLEs as masks, without those that are regions to ignore."""
     ignored: RLE | None
@@ -101,7 +99,7 @@ def truths_of_image(truth: ImageTruth, index: int) -> list[QueryTruth]:
     for query in truth.queries:
         instance_ids = dict.fromkeys(query.instance_ids)  # without doubles
         targets = tuple(by_id[i] for i in instance_ids if not by_id[i].ignore)
-        pair = MaskPair(
+        pair = Pair(
             modal=masks.merge([target.modal for target in targets], *truth.size),
             amodal=masks.merge([target.complete for target in targets], *truth.size),
         )
@@ -112,36 +110,36 @@ def truths_of_image(truth: ImageTruth, index: int) -> list[QueryTruth]:
 # The result of one query
 
 
-class TruthOverlaps(NamedTuple):
-    """A predicted mask against the two true masks of its query. Ignored regions count nowhere."""
+class Answer(NamedTuple):
+    """What a system says to one query."""
 
-    with_modal: Overlap
-    with_amodal: Overlap | None
-    """None where the complete shape is not annotated."""
+    mask: RLE
+    both: Pair | None = None
+    """Its visible and its complete mask, RLEs; None where it gives one mask."""
+    mask_type: MaskType | None = None
+    """The decision; None where the system makes none."""
+    amodal_probability: float | None = None
+    predicted_iou: float | None = None
+    candidates: Sequence[Candidate] = ()
+    """The instances that it detects."""
 
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The counts of one query, from which every figure of a report follows."""
+    """The counts of one query, from which every figure of a report follows.
+
+    Ignored regions count nowhere.
+    """
 
     truth: QueryTruth
-    answer: TruthOverlaps
-    """Overlaps of the mask that the system answers with."""
-    predicted_modal: TruthOverlaps | None
-    """Overlaps of its modal mask; None where the system gives one mask only."""
-    predicted_amodal: TruthOverlaps | None
-    """Overlaps of its amodal mask; None where the system gives one mask only."""
+    said: Answer = field(compare=False)
+    overlaps: Pair
+    """`Overlap`s of the answer with each true mask."""
+    overlaps_of_both: Pair | None
+    """The same of its visible and of its complete mask; None where it gives one mask."""
     boundary: Overlap
     """Boundaries of the answer and of the requested mask."""
-    predicted_type: MaskType | None
-    """The decision; None where the system makes none."""
-    amodal_probability: float | None
-    predicted_iou: float | None
     detections: QueryDetections = field(compare=False)
-    predicted_masks: MaskPair
-    """Both are the same where a system gives one mask."""
-    is_missing: bool = False
-    """There is no prediction; an empty mask is counted in its place."""
 
     @property
     def query(self) -> Query:
@@ -154,24 +152,27 @@ class QueryResult:
         return self.truth.query.mask_type
 
     @property
-    def overlap(self) -> Overlap:
-        """The answer against the requested mask."""
-        if self.mask_type == "modal":
-            return self.answer.with_modal
-        assert self.answer.with_amodal is not None  # else the query is not scored
-        return self.answer.with_amodal
+    def has_hidden_part(self) -> bool:
+        """Whether a part of the target is hidden, as far as is known."""
+        # The true masks are nested, so equal areas are equal masks.
+        return self.truth.has_amodal and self.overlaps.amodal.truth > self.overlaps.modal.truth
 
     @property
-    def amodal_overlap(self) -> Overlap | None:
+    def overlap(self) -> Overlap:
+        """The answer against the requested mask."""
+        return self.overlaps.of_type(self.mask_type)
+
+    @property
+    def complete_overlap(self) -> Overlap | None:
         """The predicted against the true complete shape, whatever was requested.
 
         None where the shape is not annotated, or the system gives one mask for a modal query.
         """
-        if self.predicted_amodal is not None:
-            return self.predicted_amodal.with_amodal
-        if self.mask_type == "amodal":
-            return self.answer.with_amodal
-        return None
+        if not self.truth.has_amodal:
+            return None
+        if self.overlaps_of_both is not None:
+            return self.overlaps_of_both.amodal.amodal
+        return self.overlaps.amodal if self.mask_type == "amodal" else None
 
     @property
     def occluded_overlap(self) -> Overlap | None:
@@ -179,9 +180,9 @@ class QueryResult:
 
         None unless the query asks for the complete shape of something that is partly hidden.
         """
-        modal, amodal = self.answer
-        if self.mask_type == "modal" or amodal is None or amodal.truth <= modal.truth:
+        if self.mask_type == "modal" or not self.has_hidden_part:
             return None
+        modal, amodal = self.overlaps
         return count_overlap(
             intersection=amodal.intersection - modal.intersection,
             predicted=amodal.predicted - modal.intersection,
@@ -189,50 +190,27 @@ class QueryResult:
         )
 
 
-def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
-    """Scores the prediction for one query; None counts as an empty mask."""
-    is_missing = prediction is None
-    if prediction is None:
-        empty = np.zeros(truth.size, bool)
-        prediction = Prediction(
-            truth.query.text, None, None, None, empty, empty, has_both_masks=False
-        )
-
-    mask = prediction.rle("mask")
-    predicted_masks = MaskPair(mask, mask)
-    modal_overlaps = None
-    amodal_overlaps = None
-    if prediction.has_both_masks:
-        predicted_masks = MaskPair(prediction.rle("modal"), prediction.rle("amodal"))
-        modal_overlaps = count_overlaps(predicted_masks.modal, truth)
-        amodal_overlaps = count_overlaps(predicted_masks.amodal, truth)
+def score(said: Answer, truth: QueryTruth) -> QueryResult:
+    """Scores the answer to one query."""
     ignored = None if truth.ignored is None else masks.expand(truth.ignored)
     return QueryResult(
         truth=truth,
-        answer=count_overlaps(mask, truth),
-        predicted_modal=modal_overlaps,
-        predicted_amodal=amodal_overlaps,
-        boundary=boundary_overlap(mask, truth.requested, ignored),
-        predicted_type=prediction.mask_type,
-        amodal_probability=prediction.amodal_probability,
-        predicted_iou=prediction.score,
-        detections=find_detections(prediction, truth),
-        predicted_masks=predicted_masks,
-        is_missing=is_missing,
+        said=said,
+        overlaps=count_overlaps(said.mask, truth),
+        overlaps_of_both=said.both and Pair(*(count_overlaps(rle, truth) for rle in said.both)),
+        boundary=boundary_overlap(said.mask, truth.requested, ignored),
+        detections=find_detections(said.candidates, truth),
     )
 
 
-def find_detections(prediction: Prediction, truth: QueryTruth) -> QueryDetections:
+def find_detections(candidates: Sequence[Candidate], truth: QueryTruth) -> QueryDetections:
     """Ranks the instances of a prediction, and compares them with the true ones."""
-    is_amodal = truth.query.mask_type == "amodal"
-    candidates = prediction.candidates
     true_rates = []
     for instance in truth.instances:
-        rate = None
-        if instance.amodal is not None:
-            visible_area, complete_area = masks.areas([instance.modal, instance.amodal])
-            rate = 1 - visible_area / max(1, complete_area)
-        true_rates.append(rate)
+        visible_area, complete_area = masks.areas([instance.modal, instance.complete])
+        rate = 1 - visible_area / max(1, complete_area)
+        true_rates.append(None if instance.amodal is None else rate)
+    is_amodal = truth.query.mask_type == "amodal"
     return rank_detections(
         [candidate.mask for candidate in candidates],
         [candidate.score for candidate in candidates],
@@ -244,23 +222,17 @@ def find_detections(prediction: Prediction, truth: QueryTruth) -> QueryDetection
     )
 
 
-def count_overlaps(mask: RLE, truth: QueryTruth) -> TruthOverlaps:
-    """Counts the pixels of a predicted mask, of both true masks, and of what they share."""
+def count_overlaps(mask: RLE, truth: QueryTruth) -> Pair:
+    """Counts the pixels of a predicted mask and of each true mask."""
     modal, amodal = truth.masks
     if truth.ignored is not None:
         counted = masks.encode(~masks.expand(truth.ignored))
-        mask = masks.intersect(mask, counted)
-        modal = masks.intersect(modal, counted)
-        amodal = masks.intersect(amodal, counted)
-
-    with_modal = masks.intersect(mask, modal)
-    with_amodal = masks.intersect(mask, amodal)
-    area, modal_area, amodal_area, in_modal, in_amodal = masks.areas(
-        [mask, modal, amodal, with_modal, with_amodal]
+        mask, modal, amodal = (masks.intersect(rle, counted) for rle in (mask, modal, amodal))
+    both = [masks.intersect(mask, modal), masks.intersect(mask, amodal)]
+    in_modal, in_amodal, area, modal_area, amodal_area = masks.areas([*both, mask, modal, amodal])
+    return Pair(
+        count_overlap(in_modal, area, modal_area), count_overlap(in_amodal, area, amodal_area)
     )
-    modal_overlap = count_overlap(in_modal, area, modal_area)
-    amodal_overlap = count_overlap(in_amodal, area, amodal_area)
-    return TruthOverlaps(modal_overlap, amodal_overlap if truth.has_amodal else None)
 
 
 # The results of a split
@@ -270,14 +242,12 @@ def count_overlaps(mask: RLE, truth: QueryTruth) -> TruthOverlaps:
 class EvalResults:
     """The results of all queries of one split."""
 
+    source: Source
     results: list[QueryResult] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of queries that are not scored, by reason."""
-
-    @property
-    def missing(self) -> list[int]:
-        """Ids of the queries without a prediction."""
-        return [result.query.id for result in self.results if result.is_missing]
+    missing: list[int] = field(default_factory=list)
+    """Ids of the queries without a prediction; an empty mask is counted in its place."""
 
     @property
     def data_sha256(self) -> str:
@@ -294,3 +264,7 @@ class EvalResults:
                 parts.append(masks.encode(masks.decode(rle))["counts"])
             digest.update("\0".join([*parts, ""]).encode())
         return digest.hexdigest()
+
+
+Evaluated = Mapping[str, EvalResults]
+"""The results of each split."""

@@ -23,8 +23,8 @@ from r2sm_jax.evaluation.completion import (
     REFERENCE_METHODS,
     choose_threshold,
     mean_iou,
-    outliner_figures,
     print_figures,
+    prompt_figures,
     score_completion,
     scored_objects,
 )
@@ -115,7 +115,7 @@ def outliner_evaluation(config: Config, dev: Source) -> Evaluate:
     untrained = MaskOutliner(sizes, nnx.State({}))
 
     def evaluate(weights: nnx.State, step: int, folder: Path) -> Evaluation:
-        figures = outliner_figures(untrained.updated(weights=weights), samples)
+        figures = prompt_figures(untrained.updated(weights=weights), samples)
         shown = [f"{name} {values['iou']:.3f}" for name, values in figures.items()]
         print(f"modal IoU of {figures['box']['objects']} objects: {', '.join(shown)}", flush=True)
         score = figures["box"]["iou"] + figures["click"]["iou"]

@@ -1,12 +1,12 @@
 """Formats the figures of report.py and compare.py: tables, and paragraphs of text.
 
 Nothing is computed here. Figures are fractions of 1 and are written in percent. A table is data:
-its rows are named figures, its columns are (title, key, format).
+its rows are named figures, its columns are titles and paths of figures.
 """
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -36,119 +36,105 @@ class Table(NamedTuple):
         return [lines[0], "|---" + "|---:" * (len(self.header) - 1) + "|", *lines[1:]]
 
 
-# Formats of cells
-
-
-def percent(value: float | None) -> str:
-    """Formats a fraction as percent with two decimals; a dash where it is undefined."""
-    return "–" if value is None else f"{100 * value:.2f}"
-
-
-def number(value: float | None) -> str:
-    """Formats a number that is no share."""
-    return f"{value or 0:.1f}"
-
-
-def two_ious(scores: Mapping[str, float | None]) -> str:
-    """Formats gIoU and cIoU."""
-    return f"{percent(scores['giou'])} / {percent(scores['ciou'])}"
-
-
-# Columns: title, path of the figure in a row, and its format.
+# Columns: title -> path of the figure in a row
 
 Figures = Mapping[str, Any]
 Rows = Iterable[tuple[str, Figures]]
-Column = tuple[str, str, Callable[[Any], str]]
+Columns = Mapping[str, str]
+
+IOUS = {"gIoU": "giou", "cIoU": "ciou"}
+OCCLUDED = {"occluded IoU": "occluded_iou"}
+KINDS = {"queries": "queries", **IOUS, **OCCLUDED}
+MASKS = {
+    **KINDS,
+    "occluded cIoU": "occluded_ciou",
+    "complete IoU": "complete_iou",
+    "boundary IoU": "boundary_iou",
+    "wrong-type gap": "wrong_type_gap",
+    "leak": "leak",
+}
+PRECISION = {
+    "AP": "ap",
+    "AP50": "ap50",
+    "AP75": "ap75",
+    "APs": "ap_small",
+    "APm": "ap_medium",
+    "APl": "ap_large",
+    "AR": "ar",
+}
+INSTANCES = {"detections a query": "detections", **PRECISION, "AR@1": "ar1", "AR@10": "ar10"}
+DECISIONS = {
+    "accuracy": "accuracy",
+    "of modal": "modal",
+    "of amodal": "amodal",
+    "F1": "f1",
+    "MCC": "mcc",
+    "ECE": "ece",
+    "keyword rule": "keyword",
+}
+JOINT = {
+    "cgF1": "cgf1/cgf1",
+    "typed cgF1": "cgf1/typed_cgf1",
+    "F1 of instances": "cgf1/positive_micro_f1",
+    "pairs": "pairs/pairs",
+    "both right": "pairs/both_right",
+    "swapped": "pairs/swapped",
+    "both modal": "pairs/both_modal",
+    "both amodal": "pairs/both_amodal",
+}
+PRESENCE = {
+    "found, of what is there": "variants/gres/target_accuracy",
+    "refused, of what is not": "variants/gres/no_target_accuracy",
+    "error of the predicted IoU": "predicted_iou/error",
+}
+COMPLETION = {
+    "hidden objects": "hidden/objects",
+    "amodal IoU": "hidden/amodal_iou",
+    "occluded IoU": "hidden/occluded_iou",
+    "others": "not_hidden/objects",
+    "amodal IoU of others": "not_hidden/amodal_iou",
+}
+PROMPTS = {"objects": "objects", "modal IoU": "iou"}
+PAPER_TABLE_2 = {
+    "All gIoU": "all/giou",
+    "All cIoU": "all/ciou",
+    "Amodal gIoU": "amodal/giou",
+    "Amodal cIoU": "amodal/ciou",
+}
+PRECISION_AT = {f"Pr@{share}": f"pr@{share}" for share in PRECISION_THRESHOLDS}
+BY_OCCLUSION = {f"AP of ≥ {share} % hidden": f"ap_occluded_{share}" for share in (15, 25, 40)}
+COMPARED = {**IOUS, **OCCLUDED, "boundary IoU": "boundary_iou", "mask type right": "accuracy"}
 
 
-def percents(**titles: str) -> list[Column]:
-    """Makes columns of percents from the names of figures and their titles."""
-    return [(title, key, percent) for key, title in titles.items()]
+def format_figure(value: Any, path: str = "") -> str:
+    """Writes shares in percent, counts as they are, gIoU and cIoU side by side, and a dash for what
+    is undefined."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Mapping):
+        return f"{format_figure(value['giou'])} / {format_figure(value['ciou'])}"
+    if path == "detections":  # a mean number
+        return f"{value:.1f}"
+    return f"{100 * value:.2f}"
 
 
-QUERIES: Column = ("queries", "queries", str)
-IOUS = percents(giou="gIoU", ciou="cIoU")
-OCCLUDED = percents(occluded_iou="occluded IoU")
-MASKS = [
-    QUERIES,
-    *IOUS,
-    *OCCLUDED,
-    *percents(
-        occluded_ciou="occluded cIoU",
-        complete_iou="complete IoU",
-        boundary_iou="boundary IoU",
-        wrong_type_gap="wrong-type gap",
-        leak="leak",
-    ),
-]
-PRECISION = percents(
-    ap="AP", ap50="AP50", ap75="AP75", ap_small="APs", ap_medium="APm", ap_large="APl", ar="AR"
-)
-INSTANCES = [
-    ("detections a query", "detections", number),
-    *PRECISION,
-    *percents(ar1="AR@1", ar10="AR@10"),
-]
-DECISIONS = percents(
-    accuracy="accuracy",
-    modal="of modal",
-    amodal="of amodal",
-    f1="F1",
-    mcc="MCC",
-    ece="ECE",
-    keyword="keyword rule",
-)
-JOINT: list[Column] = [
-    ("cgF1", "cgf1/cgf1", percent),
-    ("typed cgF1", "cgf1/typed_cgf1", percent),
-    ("F1 of instances", "cgf1/positive_micro_f1", percent),
-    ("pairs", "pairs/pairs", str),
-    ("both right", "pairs/both_right", percent),
-    ("swapped", "pairs/swapped", percent),
-    ("both modal", "pairs/both_modal", percent),
-    ("both amodal", "pairs/both_amodal", percent),
-]
-PRESENCE: list[Column] = [
-    ("found, of what is there", "variants/gres/target_accuracy", percent),
-    ("refused, of what is not", "variants/gres/no_target_accuracy", percent),
-    ("error of the predicted IoU", "predicted_iou/error", percent),
-]
-COMPLETION: list[Column] = [
-    ("hidden objects", "hidden/objects", str),
-    ("amodal IoU", "hidden/amodal_iou", percent),
-    ("occluded IoU", "hidden/occluded_iou", percent),
-    ("others", "not_hidden/objects", str),
-    ("amodal IoU of others", "not_hidden/amodal_iou", percent),
-]
-PROMPTS: list[Column] = [("objects", "objects", str), ("modal IoU", "iou", percent)]
-PAPER_TABLE_2: list[Column] = [
-    ("All gIoU", "all/giou", percent),
-    ("All cIoU", "all/ciou", percent),
-    ("Amodal gIoU", "amodal/giou", percent),
-    ("Amodal cIoU", "amodal/ciou", percent),
-]
-PRECISION_AT: list[Column] = [(f"Pr@{t}", f"pr@{t}", percent) for t in PRECISION_THRESHOLDS]
-BY_OCCLUSION: list[Column] = [
-    (f"AP of ≥ {share} % hidden", f"ap_occluded_{share}", percent) for share in (15, 25, 40)
-]
-COMPARED = [*IOUS, *OCCLUDED, *percents(boundary_iou="boundary IoU", accuracy="mask type right")]
-
-
-def make_table(title: str, rows: Rows, columns: Sequence[Column]) -> Table:
+def make_table(title: str, rows: Rows, columns: Columns) -> Table:
     """Fills a table. A figure has its interval in brackets where its row has one."""
     texts = []
     for name, figures in rows:
-        intervals = figures.get("interval", {})
-        texts.append([name])
-        for _, key, form in columns:
+        cells = [name]
+        for path in columns.values():
             value: Any = figures
-            for part in key.split("/"):
-                value = value.get(part)
-            text = form(value)
-            if bounds := intervals.get(key):
-                text += f" ({form(bounds[0])}-{form(bounds[1])})"
-            texts[-1].append(text)
-    return Table(title, ["", *(title for title, _, _ in columns)], texts)
+            for key in path.split("/"):
+                value = value.get(key)
+            text = format_figure(value, path)
+            if bounds := figures.get("interval", {}).get(path):
+                text += f" ({format_figure(bounds[0])}-{format_figure(bounds[1])})"
+            cells.append(text)
+        texts.append(cells)
+    return Table(title, ["", *columns], texts)
 
 
 # The tables of a report
@@ -183,12 +169,14 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
     """
     splits = report["splits"]
     # Systems that give one mask have no reference with another decision.
-    first = next(iter(splits.values()))["references"]
-    references: list[Column] = [
-        (name.replace("_", " "), f"references/{name}", two_ious)
-        for name, scores in first.items()
-        if scores["giou"] is not None
-    ]
+    references = {}
+    for name, scores in next(iter(splits.values()))["references"].items():
+        if scores["giou"] is not None:
+            references[name.replace("_", " ")] = f"references/{name}"
+    kinds = []
+    for name, breakdown in by_group(splits, "breakdowns"):
+        kinds += [(f"{name}: {group}", figures) for group, figures in breakdown.items()]
+
     other_decisions = "The same masks with another decision, and true masks of one type for all"
     tables = [
         make_table("Masks", by_type(splits), MASKS),
@@ -201,9 +189,6 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
         make_table("Visible masks by prompt", by_group(splits, "prompts"), PROMPTS),
     ]
     if not brief:
-        kinds = []
-        for name, breakdown in by_group(splits, "breakdowns"):
-            kinds += [(f"{name}: {group}", figures) for group, figures in breakdown.items()]
         variants = by_group(splits, "variants")
         tables += [
             _paper_table("table_2", report, splits.items(), PAPER_TABLE_2),
@@ -211,12 +196,12 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
             make_table("Targets with at least this IoU", by_type(splits), PRECISION_AT),
             make_table("Instances by occlusion (VRSP, AISFormer)", by_type(splits), BY_OCCLUSION),
             make_table("Other definitions of the same names", variants, IOUS),
-            make_table("Kinds of queries", kinds, [QUERIES, *IOUS, *OCCLUDED]),
+            make_table("Kinds of queries", kinds, KINDS),
         ]
     return [table for table in tables if table.rows]
 
 
-def _paper_table(key: str, report: Figures, rows: Rows, columns: Sequence[Column]) -> Table:
+def _paper_table(key: str, report: Figures, rows: Rows, columns: Columns) -> Table:
     """Makes a table of the paper, with its own figures below where the data are its own."""
     table = make_table(f"R2SM, {key.replace('_', ' ').title()}", rows, columns)
     texts = list(table.rows)
@@ -238,10 +223,10 @@ def comparison_tables(compared: Figures) -> list[Table]:
     tables = []
     for split, kinds in compared["splits"].items():
         rows = []
-        for title, key, form in COMPARED:
+        for title, key in COMPARED.items():
             for kind, figures in kinds.items():
-                values = [form(value) for value in figures[key]["values"]]
-                differences = [_difference_text(d) for d in figures[key]["differences"]]
+                values = map(format_figure, figures[key]["values"])
+                differences = map(_difference_text, figures[key]["differences"])
                 rows.append([f"{title}, {kind}", *values, *differences])
         tables.append(Table(split, header, rows))
     return tables
@@ -317,10 +302,10 @@ def describe_result(report: Figures) -> list[str]:
     meta = report["meta"]
     name, split = next(iter(report["splits"].items()))
     figures = split["all"]
-    masks = ", ".join(f"{kind} {percent(split[kind]['giou'])}" for kind in QUERY_TYPES[1:])
-    reached = f"gIoU {percent(figures['giou'])} % ({masks})"
-    reached += f", occluded IoU {percent(figures['occluded_iou'])} %"
-    reached += f", mask type right in {percent(split['mask_type']['accuracy'])} %"
+    giou = {kind: format_figure(split[kind]["giou"]) for kind in QUERY_TYPES}
+    reached = f"gIoU {giou['all']} % (modal {giou['modal']}, amodal {giou['amodal']})"
+    reached += f", occluded IoU {format_figure(figures['occluded_iou'])} %"
+    reached += f", mask type right in {format_figure(split['mask_type']['accuracy'])} %"
     counts = f"{meta['images'][name]:,} images and {figures['queries']:,} queries"
     where = f"{name} of {meta['source']}, {counts}; step {meta['step']}, {meta['minutes']} minutes"
     return [f"reached: {reached}", f"on: {where}"]
