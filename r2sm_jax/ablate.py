@@ -17,25 +17,21 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(AblateConfig)
 
+import jax
 import numpy as np
 from scipy.special import expit
 
 from r2sm_jax.config import OptimizerConfig
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.evaluation.ablation import (
-    HeadScores,
-    ablation_table,
-    score_keyword_rule,
-    write_ablation,
-)
+from r2sm_jax.evaluation.ablation import HeadScores, ablation_table, write_ablation
 from r2sm_jax.evaluation.calibration import fit_temperature
 from r2sm_jax.evaluation.tables import print_markdown, to_markdown
 from r2sm_jax.inference.load import enable_compilation_cache
-from r2sm_jax.query import Sentence
+from r2sm_jax.query import Sentence, keyword_mask_type
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.training.head import PaddedSentences, pad_sentences, train_head
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.text_only import PaddedSentences, pad_sentences, train_head
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,11 @@ def compare_heads(
     encoded_tests = {name: encode(sentences) for name, sentences in tests.items()}
     encoded_calibration = encode(calibration)
     optimizer = make_optimizer(OptimizerConfig(), sizes.num_steps)
-    results = [score_keyword_rule(tests)]
+    rule = HeadScores("keyword rule")
+    for name, sentences in tests.items():
+        decisions = [keyword_mask_type(sentence.text) == "amodal" for sentence in sentences]
+        rule.add(name, sentences, np.array(decisions, float), calibrated=False)
+    results = [rule]
     for name in heads:
         result = HeadScores(name)
         for seed in range(num_seeds):
@@ -107,7 +107,7 @@ def compare_heads(
                 seed=seed,
             )
             result.seconds.append(time.monotonic() - start)
-            result.num_parameters = head.num_parameters
+            result.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(head.params))
             # As in training, the temperature is fitted on sentences that nothing learns from.
             logits = head.amodal_logits(encoded_calibration)
             temperature = fit_temperature(logits, is_amodal(calibration))

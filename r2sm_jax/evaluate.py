@@ -19,10 +19,10 @@ if __name__ == "__main__":
     check_flags(EvaluateConfig)
 
 from r2sm_jax.config import DataConfig
-from r2sm_jax.errors import InputError, atomic_write
+from r2sm_jax.errors import InputError, atomic_write, read_bytes
 from r2sm_jax.evaluation.compare import compare
 from r2sm_jax.evaluation.page import render_page, write_report
-from r2sm_jax.evaluation.predictions import read_sentences, score_decisions, score_predictions
+from r2sm_jax.evaluation.predictions import score_decisions, score_predictions
 from r2sm_jax.evaluation.report import make_report
 from r2sm_jax.evaluation.scorer import Evaluated
 from r2sm_jax.evaluation.tables import (
@@ -139,14 +139,18 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
 
 def evaluate_decisions(args: EvaluateConfig) -> None:
     """Prints the scores of decisions about sentences, and writes them where --out says."""
-    from r2sm_jax.synthetic.queries.sentences import SentenceList, intent_sentences
+    from r2sm_jax.synthetic.queries.sentences import (
+        SentenceList,
+        intent_sentences,
+        read_sentences,
+    )
 
     assert args.decisions is not None
     name = args.sentences or "val_r2sm"
     if name in get_args(SentenceList):
         sentences = intent_sentences(name)  # pyright: ignore[reportArgumentType]
     else:
-        sentences = read_sentences(Path(name))
+        sentences = read_sentences(read_bytes(Path(name)).decode("utf-8-sig"), name)
         name = Path(name).name
     figures = score_decisions(Path(args.decisions), sentences, name)
     if figures["ignored"]:

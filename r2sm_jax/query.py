@@ -36,7 +36,7 @@ class Sentence:
 
     text: str
     mask_type: MaskType
-    family: str
+    family: str = ""
     reason: str = ""
     """Why a sentence written by hand has this type; may be empty."""
 

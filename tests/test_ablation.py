@@ -20,9 +20,9 @@ from r2sm_jax.synthetic.queries.sentences import (
     intent_sentences,
     write_text_only_queries,
 )
-from r2sm_jax.training import text_only
+from r2sm_jax.training import head as training_head
+from r2sm_jax.training.head import pad_sentences, train_head
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.text_only import pad_sentences, train_head
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -72,7 +72,7 @@ def test_padding_keeps_every_sentence_and_changes_no_state(texts):
 @pytest.mark.parametrize("name", LEARNED)
 def test_every_head_learns_a_word(name, texts, monkeypatch):
     """One word decides, whatever stands around it."""
-    monkeypatch.setattr(text_only, "BATCH_SIZE", 32)
+    monkeypatch.setattr(training_head, "BATCH_SIZE", 32)
     sentences = [
         f"the {adjective} {noun} {place}"
         for adjective in ("whole", "seen")
@@ -93,7 +93,6 @@ def test_every_head_learns_a_word(name, texts, monkeypatch):
     head = train()
     logits = head.amodal_logits(groups)
     assert ((logits > 0) == is_amodal).mean() >= min_accuracy
-    assert head.num_parameters > 0
     if name == "mlp":  # which is quick to compile
         np.testing.assert_array_equal(train().amodal_logits(groups), logits)
 

@@ -1,7 +1,7 @@
 """Compares mask-type heads on sentences alone: a row for each head, one table and one figure."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from r2sm_jax.errors import atomic_write
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.tables import Table
-from r2sm_jax.query import Sentence, keyword_mask_type
+from r2sm_jax.query import Sentence
 
 
 @dataclass
@@ -43,53 +43,45 @@ class HeadScores:
             self.ece.setdefault(test_set, []).append(scores["ece"])
 
 
-def score_keyword_rule(tests: Mapping[str, Sequence[Sentence]]) -> HeadScores:
-    """Scores the keyword rule, the reference that learns nothing."""
-    result = HeadScores("keyword rule")
-    for name, sentences in tests.items():
-        decisions = [keyword_mask_type(sentence.text) == "amodal" for sentence in sentences]
-        result.add(name, sentences, np.array(decisions, float), calibrated=False)
-    return result
+def deviation(values: Sequence[float]) -> float:
+    """Computes the standard deviation over seeds; 0 of one."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def percent_over_seeds(values: Sequence[float]) -> str:
     """Formats mean and standard deviation in percent; the deviation needs two seeds."""
-    mean = f"{100 * np.mean(values):.1f}"
-    if len(values) < 2:
-        return mean
-    return f"{mean}±{100 * np.std(values, ddof=1):.1f}"
+    text = f"{100 * np.mean(values):.1f}" if values else ""
+    return f"{text}±{100 * deviation(values):.1f}" if len(values) > 1 else text
 
 
 def ablation_table(results: Sequence[HeadScores]) -> Table:
     """Makes the table of all heads, in percent. The calibration error is that of `val_r2sm`."""
     test_sets = list(results[0].accuracy)
-    header = ["head", *(name.removeprefix("val_") for name in test_sets)]
+    names = [name.removeprefix("val_") for name in test_sets]
     rows = []
     for result in results:
         row = [result.head, *(percent_over_seeds(result.accuracy[name]) for name in test_sets)]
-        row.append(percent_over_seeds(result.ece["val_r2sm"]) if result.ece else "")
+        row.append(percent_over_seeds(result.ece.get("val_r2sm", [])))
         row.append(f"{result.num_parameters:,}" if result.num_parameters else "")
         row.append(f"{np.mean(result.seconds):.0f}" if result.seconds else "")
         rows.append(row)
     title = "Mask type right, percent, mean±deviation over seeds"
-    return Table(title, [*header, "ECE r2sm", "parameters", "s"], rows)
+    return Table(title, ["head", *names, "ECE r2sm", "parameters", "s"], rows)
 
 
 def make_figure(results: Sequence[HeadScores]) -> Figure:
     """Draws bars of accuracy by test set, with deviations over seeds."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    test_sets = list(results[0].accuracy)
+    test_sets = [name.removeprefix("val_") for name in results[0].accuracy]
     positions = np.arange(len(test_sets))
     width = 0.8 / len(results)
     for i, result in enumerate(results):
-        values = [result.accuracy[name] for name in test_sets]
-        means = [np.mean(value) for value in values]
-        deviations = [np.std(value, ddof=1) if len(value) > 1 else 0 for value in values]
+        means = [np.mean(values) for values in result.accuracy.values()]
+        deviations = [deviation(values) for values in result.accuracy.values()]
         offset = (i - (len(results) - 1) / 2) * width
         axes.bar(positions + offset, means, 0.92 * width, yerr=deviations, label=result.head)
-    axes.set(xticks=positions, ylim=(0, 1.02), ylabel="mask type right")
-    axes.set_xticklabels([name.removeprefix("val_") for name in test_sets])
+    axes.set(xticks=positions, xticklabels=test_sets, ylim=(0, 1.02), ylabel="mask type right")
     figure.legend(ncols=len(results), fontsize=8, loc="outside upper center")
     return figure
 

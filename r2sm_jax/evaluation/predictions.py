@@ -8,7 +8,6 @@ Masks come as
     png     folder of `<query id>.png`; what is brighter than half of white is mask
 """
 
-import csv
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -225,18 +224,3 @@ def score_decisions(path: Path, sentences: Sequence[Sentence], name: str) -> dic
         **sentence_figures(sentences, predicted, [one.amodal_probability for one in said]),
         "queries": len(sentences),
     }
-
-
-def read_sentences(path: Path) -> list[Sentence]:
-    """Reads labelled sentences: tab-separated columns, mask_type and text among them. Lines that
-    begin with # are comments.
-
-    Raises InputError if the file has no such columns, or a line has another mask type.
-    """
-    lines = read_bytes(path).decode("utf-8-sig").splitlines()
-    lines = [line for line in lines if line.strip() and not line.startswith("#")]
-    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    try:
-        return msgspec.convert([{"family": ""} | row for row in rows], list[Sentence])
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: {error}; see docs/intent.md") from error

@@ -53,7 +53,7 @@ def compute_losses(
     # decoder those of each query. Instances are no queries, so theirs are made of the image's.
     pixel_features = output.decoder.pixel_features
 
-    # One loss for each sentence, [b f], not yet weighted: text_only.py, which has no targets, takes
+    # One loss for each sentence, [b f], not yet weighted: head.py, which has no targets, takes
     # the plain mean of such losses.
     type_losses = type_loss(output.type_logits, targets.type_is_amodal, config)
     return {

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from r2sm_jax.errors import InputError
 from r2sm_jax.query import MASK_TYPES, MaskType, Sentence
 from r2sm_jax.synthetic.queries.grammar import (
     FIELDS,
@@ -62,13 +63,21 @@ SentenceList = Literal[
 def intent_sentences(name: SentenceList = "development") -> tuple[Sentence, ...]:
     """The sentences of intent/NAME.tsv."""
     path = files("r2sm_jax.synthetic.queries") / "intent" / f"{name}.tsv"
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = csv.DictReader(
-        [line for line in lines if not line.startswith("#")],
-        delimiter="\t",
-        quoting=csv.QUOTE_NONE,
-    )
-    return msgspec.convert(list(rows), tuple[Sentence, ...])
+    return read_sentences(path.read_text(encoding="utf-8"), name)
+
+
+def read_sentences(text: str, name: str) -> tuple[Sentence, ...]:
+    """Reads labelled sentences: tab-separated columns, `mask_type` and `text` among them. Lines
+    that begin with # are comments.
+
+    Raises InputError, which names the list, for a missing column and an unknown mask type.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    try:
+        return msgspec.convert(list(rows), tuple[Sentence, ...])
+    except msgspec.ValidationError as error:
+        raise InputError(f"{name}: {error}; see docs/intent.md") from error
 
 
 def written_sentences() -> tuple[Sentence, ...]:

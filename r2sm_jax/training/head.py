@@ -2,10 +2,10 @@
 
 The language model is frozen and a head reads only its token states, so a head trains in seconds.
 Loss, optimizer and token dropout are those of `train.py`, which trains the same head together with
-the masks.
+the masks. It is no task of loop.py: nothing of so short a training is saved or resumed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -38,15 +38,13 @@ class PaddedSentences(NamedTuple):
 
 def pad_sentences(texts: TextStates, sentences: Sequence[str]) -> list[PaddedSentences]:
     """Encodes sentences and groups them by padded length: one group for each length that occurs."""
-    num_tokens = np.array(texts.tokenizer.count(sentences))
-    num_tokens = np.minimum(num_tokens, PADDED_LENGTHS[-1])
+    num_tokens = np.minimum(texts.tokenizer.count(sentences), PADDED_LENGTHS[-1])
     padded_length = np.searchsorted(PADDED_LENGTHS, num_tokens)
-
     groups = []
     for i, length in enumerate(PADDED_LENGTHS):
         rows = np.flatnonzero(padded_length == i)
         if len(rows):
-            states, mask = texts([sentences[int(row)] for row in rows], length)
+            states, mask = texts([sentences[row] for row in rows.tolist()], length)
             groups.append(PaddedSentences(rows, states, mask))
     return groups
 
@@ -57,28 +55,17 @@ class TrainedHead(NamedTuple):
     graphdef: nnx.GraphDef
     params: nnx.State
 
-    @property
-    def num_parameters(self) -> int:
-        """Number of trained parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
-
     def amodal_logits(self, groups: Sequence[PaddedSentences]) -> Float[np.ndarray, " n"]:
-        """Logits of all sentences in their original order; above 0 is amodal."""
+        """Returns the logits of all sentences in their original order; above 0 is amodal."""
         logits = np.zeros(sum(len(group.rows) for group in groups))
         for group in groups:
             for start in range(0, len(group.rows), BATCH_SIZE):
-                part = slice(start, start + BATCH_SIZE)
-                rows = group.rows[part]
-                states = _fill_batch(group.states[part])
-                mask = _fill_batch(group.mask[part])
-                logits[rows] = _apply_head(self.graphdef, self.params, states, mask)[: len(rows)]
+                rows = group.rows[start : start + BATCH_SIZE]
+                # Repeated until the batch is full, so that one program serves all batches.
+                chosen = np.resize(np.arange(start, start + len(rows)), BATCH_SIZE)
+                inputs = (group.states[chosen], group.mask[chosen])
+                logits[rows] = _apply_head(self.graphdef, self.params, *inputs)[: len(rows)]
         return logits
-
-
-def _fill_batch(values: np.ndarray) -> np.ndarray:
-    """Repeats the first row until the batch is full, so that one program serves all batches."""
-    missing = BATCH_SIZE - len(values)
-    return np.concatenate([values, np.repeat(values[:1], missing, axis=0)])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -105,8 +92,16 @@ def train_head(
     num_layers, text_dim = groups[0].states.shape[-2:]
     graphdef, params = nnx.split(LEARNED[name](text_dim, num_layers, rngs=nnx.Rngs(seed)))
     opt_state = optimizer.init(params)
-    for states, mask, rows in _sample_batches(groups, num_steps, np.random.default_rng(seed)):
-        grads = _type_gradient(graphdef, params, states, mask, is_amodal[rows])
+    rng = np.random.default_rng(seed)
+    sizes = np.array([len(group.rows) for group in groups])
+    # A batch has one padded length.
+    for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
+        group = groups[i]
+        chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
+        # The default share: a head that is trained alone belongs to no run with a configuration.
+        mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
+        labels = is_amodal[group.rows[chosen]]
+        grads = _type_gradient(graphdef, params, group.states[chosen], mask, labels)
         params, opt_state = _update(optimizer, grads, opt_state, params)
     return TrainedHead(graphdef, params)
 
@@ -137,16 +132,3 @@ def _update(
 ) -> tuple[nnx.State, Any]:
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return cast(nnx.State, optax.apply_updates(params, updates)), opt_state
-
-
-def _sample_batches(
-    groups: Sequence[PaddedSentences], num_steps: int, rng: np.random.Generator
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields states, masks with some tokens dropped, and rows. A batch has one padded length."""
-    sizes = np.array([len(group.rows) for group in groups])
-    for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
-        group = groups[i]
-        chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
-        # The default share: a head that is trained alone belongs to no run with a configuration.
-        mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
-        yield group.states[chosen], mask, group.rows[chosen]
