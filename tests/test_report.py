@@ -1,10 +1,11 @@
-"""The written report: four files, tables beside the published ones, and a page that needs nothing
-else."""
+"""The written report: four files, tables beside the published ones, a page that needs nothing else,
+and reports side by side."""
 
 import csv
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance, Sample, write_records
+from r2sm_jax.data.dataset import Instance, Sample, write_records
+from r2sm_jax.evaluate import main
+from r2sm_jax.evaluation.compare import compare
 from r2sm_jax.evaluation.page import (
     answer_iou,
     example_rows,
@@ -24,6 +27,7 @@ from r2sm_jax.evaluation.page import (
 )
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import PAPER, find_benchmark, make_report
+from r2sm_jax.evaluation.scorer import EvalResults
 from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.sources import load_json_split
@@ -33,11 +37,14 @@ HOSTILE = "the <script>alert(1)</script> | mug & `co`"
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    """Images with a mug half behind a book, a modal and an amodal query each; the answers get worse
-    from one to the next, one image is lost."""
+def scored(tmp_path_factory) -> dict[str, EvalResults]:
+    """The answers of systems about a mug half behind a book, a modal and an amodal query an image.
+
+    `a` gets worse from one image to the next, `b` draws all right and always says amodal, `half`
+    answers as `a` but modal queries only, and `silent` decides nothing. One image is lost.
+    """
     folder = tmp_path_factory.mktemp("report")
-    samples, entries = [], []
+    samples, entries = [], {"a": [], "b": [], "half": [], "silent": []}
     mug, book = np.zeros((2, 24, 32), bool)
     mug[4:14, 2:18], book[2:20, 10:30] = True, True
     instances = (Instance(1, "mug", mug & ~book, mug), Instance(2, "book", book, book))
@@ -50,35 +57,53 @@ def dataset(tmp_path_factory) -> Dataset:
         samples.append(Sample(n + 1, f"{n}.png", image, instances, queries))
         Image.fromarray(image).save(folder / f"{n}.png")
         for query in queries:
-            answer = {"query_id": query.id, "mask_type": "amodal", "amodal_probability": 0.9}
-            entries.append(answer | {"segmentation": masks.encode(np.roll(mug, n, axis=1))})
+            rolled = {"query_id": query.id, "segmentation": masks.encode(np.roll(mug, n, axis=1))}
+            right = mug if query.mask_type == "amodal" else mug & ~book
+            probability = 0.9 if query.mask_type == "amodal" else 0.1
+            a = rolled | {"amodal_probability": probability}
+            entries["a"].append(a)
+            entries["half"] += [a] if query.mask_type == "modal" else []
+            entries["silent"].append(rolled)
+            b = rolled | {"segmentation": masks.encode(right), "mask_type": "amodal"}
+            entries["b"].append(b)
     write_records(folder / "data.json", to_records(samples))
-    (folder / "p.json").write_text(json.dumps(entries))
-    source = load_json_split(folder / "data.json", "all")
     (folder / "5.png").unlink()
-    return source
+    source = load_json_split(folder / "data.json", "all")
+    results = {}
+    for name, answers in entries.items():
+        (folder / f"{name}.json").write_text(json.dumps(answers))
+        results[name] = score_predictions(folder / f"{name}.json", source)
+    return results
 
 
-@pytest.fixture(scope="module")
-def results(dataset):
-    return score_predictions(dataset.path.parent / "p.json", dataset)
-
-
-def write(results, folder: Path) -> dict:
+def write(results: EvalResults, folder: Path) -> dict:
     evaluated = {"all": results}
     report = make_report(evaluated, source="json:data.json", predictions="p.json")
     write_report(report, evaluated, folder)
     return report
 
 
-def test_a_report_is_written_in_four_forms(dataset, results, tmp_path):
+@pytest.fixture(scope="module")
+def reports(scored, tmp_path_factory) -> Path:
+    """The written reports of all systems."""
+    folder = tmp_path_factory.mktemp("reports")
+    for name, results in scored.items():
+        write(results, folder / name)
+    return folder
+
+
+def read(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_a_report_is_written_in_four_forms(scored, tmp_path):
     folder = tmp_path / "new" / "folder"
-    report = write(results, folder)
-    assert json.loads((folder / "report.json").read_text()) == report
+    report = write(scored["a"], folder)
+    assert read(folder) == report
 
     text = (folder / "report.md").read_text()
     assert text == report_markdown(report)
-    assert f"{IMAGES} images, {2 * IMAGES} queries (`{results.data_sha256[:12]}`)" in text
+    assert f"{IMAGES} images, {2 * IMAGES} queries (`{scored['a'].data_sha256[:12]}`)" in text
     (row,) = [line for line in text.splitlines() if line.startswith(f"| all, modal | {IMAGES} |")]
     assert "–" in row  # no occluded part is asked for: a dash, not a nought
 
@@ -97,16 +122,18 @@ def test_a_report_is_written_in_four_forms(dataset, results, tmp_path):
     assert "ECE" in page and "<svg" in page
 
 
-def test_examples_are_of_different_images(dataset, results):
-    examples = select_examples(results.results)
+def test_examples_are_of_different_images(scored):
+    results = scored["a"].results
+    examples = select_examples(results)
     ious = {title: [answer_iou(result) for result in rows] for title, rows in examples.items()}
     assert min(ious["Best"]) > max(ious["Median"]) > min(ious["Median"]) > max(ious["Worst"])
     assert len({row.truth.image_id for rows in examples.values() for row in rows}) == 12
-    assert [r.query.id for r in sample_queries(results.results, 3)] == [1, 4, 5]
-    assert len(select_examples(results.results[:1])["Worst"]) == 1
+    assert [r.query.id for r in sample_queries(results, 3)] == [1, 4, 5]
+    assert len(select_examples(results[:1])["Worst"]) == 1
 
     # An image that is lost is blank.
-    (row, _) = example_rows(dataset, [r for r in results.results if r.truth.image_id == 6])
+    lost = [result for result in results if result.truth.image_id == 6]
+    (row, _) = example_rows(scored["a"].source, lost)
     assert (row[0].picture == row[0].picture[0, 0]).all()
     assert (row[1].picture != row[0].picture).any()
 
@@ -121,13 +148,13 @@ def test_the_curves_of_a_run_are_those_of_its_last_steps(tmp_path):
     assert training_curves(log) == expected
 
 
-def test_published_rows_stand_beside_the_benchmark_alone(dataset, results, tmp_path, monkeypatch):
-    text = report_markdown(write(results, tmp_path))
+def test_published_rows_stand_beside_the_benchmark_alone(scored, reports, tmp_path, monkeypatch):
+    text = (reports / "a" / "report.md").read_text()
     assert "R2SM, Table 2" in text and "GLaMM" not in text and "PSALM" not in text
 
     counts = (IMAGES, 2 * IMAGES, IMAGES, IMAGES, 2 * IMAGES)
     monkeypatch.setitem(PAPER["table_1"]["cocoa-cls"], "val", counts)
-    report = write(results, tmp_path)
+    report = write(scored["a"], tmp_path)
     assert report["meta"]["benchmark"] == {"all": "cocoa-cls"}
     lines = report_markdown(report).splitlines()
     table = lines[lines.index("## R2SM, Table 2") :]
@@ -135,8 +162,8 @@ def test_published_rows_stand_beside_the_benchmark_alone(dataset, results, tmp_p
     assert "| cocoa-cls, GLaMM † | 70.73 | 75.56 | 71.88 | 77.14 |" in table
     assert any(line.startswith("| cocoa-cls, PSALM †, amodal | 18.66 |") for line in table)
     # Never beside drawn data.
-    monkeypatch.setattr(type(dataset), "is_procedural", True)
-    assert not write(results, tmp_path)["meta"]["benchmark"]
+    monkeypatch.setattr(type(scored["a"].source), "is_procedural", True)
+    assert not write(scored["a"], tmp_path)["meta"]["benchmark"]
 
 
 def test_published_figures_agree_with_the_papers_totals():
@@ -150,14 +177,61 @@ def test_published_figures_agree_with_the_papers_totals():
             assert 0 < modal < 100 and abs(modal - amodal) < 8, (split, system)
 
 
-def test_a_system_that_decides_nothing_has_no_table_of_decisions(dataset, tmp_path):
-    entries = json.loads((dataset.path.parent / "p.json").read_text())
-    for entry in entries:
-        del entry["mask_type"], entry["amodal_probability"]
-    (tmp_path / "p.json").write_text(json.dumps(entries))
-    write(score_predictions(tmp_path / "p.json", dataset), tmp_path / "out")
-    text = (tmp_path / "out" / "report.md").read_text()
-    page = (tmp_path / "out" / "report.html").read_text()
+def test_a_system_that_decides_nothing_has_no_table_of_decisions(reports):
+    text = (reports / "silent" / "report.md").read_text()
+    page = (reports / "silent" / "report.html").read_text()
     assert "## Mask type" not in text and "always modal" not in text
     assert "true modal for all" in text
     assert "<svg" not in page and "no decision, IoU" in page
+
+
+# Reports side by side
+
+
+def test_compared_values_are_those_of_the_reports(reports):
+    compared = compare([reports / "a", reports / "b"])["splits"]["all"]
+    for i, name in enumerate("ab"):
+        report = read(reports / name)["splits"]["all"]
+        for kind, figures in compared.items():
+            for key in set(figures) - {"accuracy"}:
+                expected = report[kind][key]
+                value = figures[key]["values"][i]
+                assert value == (expected and pytest.approx(expected, abs=1e-9))
+        accuracy = report["mask_type"]["accuracy"]
+        assert compared["all"]["accuracy"]["values"][i] == accuracy
+
+
+def test_a_difference_has_a_paired_interval(reports):
+    figures = compare([reports / "a", reports / "b"])["splits"]["all"]["all"]
+    (difference,) = figures["giou"]["differences"]
+    a, b = figures["giou"]["values"]
+    low, high = difference["interval"]
+    assert difference["value"] == pytest.approx(b - a)
+    assert 0 < low < b - a < high < 1
+    assert figures["accuracy"]["differences"] == [{"value": -0.5, "interval": [-0.5, -0.5]}]
+    same = compare([reports / "a", reports / "a"])["splits"]["all"]["all"]["ciou"]
+    assert same["differences"] == [{"value": 0, "interval": [0, 0]}]
+    # Missing answers count as empty.
+    half = compare([reports / "a", reports / "half"])["splits"]["all"]["amodal"]
+    assert half["giou"]["values"][1] == 0 and half["accuracy"]["values"][1] is None
+
+
+def test_the_command_shows_and_writes_the_comparison(reports, command, tmp_path):
+    folders = [reports / "a", reports / "b", reports / "half"]
+    end = command(main, "--compare", *folders, "--out", tmp_path / "out")
+    assert end.code == 0 and "side by side" in end.out
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == compare(folders)
+    text = (tmp_path / "out" / "compare.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("| gIoU, all |")]
+    assert line.count("|") == 7 and "*" in line
+    assert "<table>" in (tmp_path / "out" / "compare.html").read_text()
+
+
+def test_reports_that_cannot_be_compared_are_refused(reports, refused, tmp_path):
+    assert "two reports or more" in refused(main, "--compare", reports / "a")
+    assert "report.json" in refused(main, "--compare", reports / "a", tmp_path)
+    other = shutil.copytree(reports / "b", tmp_path / "b")
+    report = read(other)
+    report["meta"]["data_sha256"]["all"] = "another"
+    (other / "report.json").write_text(json.dumps(report))
+    assert "same data" in refused(main, "--compare", reports / "a", other)
