@@ -92,7 +92,7 @@ def compare_heads(
     rule = HeadScores("keyword rule")
     for name, sentences in tests.items():
         decisions = [keyword_mask_type(sentence.text) == "amodal" for sentence in sentences]
-        rule.add(name, sentences, np.array(decisions, float), calibrated=False)
+        rule.add(name, is_amodal(sentences), np.array(decisions, float), calibrated=False)
     results = [rule]
     for name in heads:
         result = HeadScores(name)
@@ -113,7 +113,7 @@ def compare_heads(
             temperature = fit_temperature(logits, is_amodal(calibration))
             for test_set, groups in encoded_tests.items():
                 probability = expit(head.amodal_logits(groups) / temperature)
-                result.add(test_set, tests[test_set], probability)
+                result.add(test_set, is_amodal(tests[test_set]), probability)
             print(f"{name}, seed {seed}: {result.seconds[-1]:.0f} s", flush=True)
         results.append(result)
     return results

@@ -41,13 +41,8 @@ from r2sm_jax.synthetic.sources import REPORTED, SourceSpec, open_dataset, split
 def main() -> None:
     """Command line."""
     args = read_flags(EvaluateConfig)
-    tasks = {
-        write_figures: args.run or args.predictions,
-        evaluate_decisions: args.decisions,
-        compare_reports: args.compare,
-    }
-    asked = [task for task, given in tasks.items() if given]
-    if len(asked) != 1 or (args.run and args.predictions):
+    tasks = (args.run, args.predictions, args.decisions, args.compare)
+    if sum(map(bool, tasks)) != 1:
         raise InputError(
             "give one of them: a run folder, --predictions FILE --data SPEC, --decisions FILE, or "
             "--compare REPORT REPORT"
@@ -56,18 +51,16 @@ def main() -> None:
         raise InputError("--sentences: they are for --decisions FILE; leave the flag out")
     if args.samples is not None and args.samples < 1:
         raise InputError(f"--samples {args.samples}: give 1 or more, or leave the flag out")
-    asked[0](args)
+    if args.compare:
+        compare_reports(args)
+    elif args.decisions:
+        evaluate_decisions(args)
+    else:
+        write_figures(args)
 
 
 def write_figures(args: EvaluateConfig) -> None:
     """Prints the report of a run or of predictions, and writes it where --out says."""
-    if args.data and args.out:
-        data = SourceSpec.parse(args.data)
-        if data.is_same_data(SourceSpec(data.kind, (Path(args.out),))):
-            raise InputError(
-                f"--out {args.out}: report.json would look like a split of the data; "
-                "give another folder"
-            )
     report, evaluated, folder = evaluate_run(args) if args.run else evaluate_predictions(args)
     for name, results in evaluated.items():
         for reason, count in results.left_out.items():

@@ -12,7 +12,7 @@ from r2sm_jax.evaluation.calibration import (
     MIN_TEMPERATURE,
     MIN_VALUES,
     MISSED_SHARE,
-    Answer,
+    Measured,
     best_shift,
     calibrate,
     fit_iou,
@@ -92,14 +92,14 @@ def test_of_the_answers_that_are_not_unsure_four_of_five_are_right():
     predicted = np.linspace(0, 1, 101)
     # The best fifty are right, the others wrong: 50 of 62 are more than four of five.
     true = np.where(predicted > 0.505, 0.9, 0.1)
-    below = fit_unsure(predicted, true, default=0.3)
+    below = fit_unsure(predicted, true)
     sure = predicted >= below
     assert np.mean(true[sure] > 0.5) >= 0.8
     assert sure.sum() == 62
 
-    assert fit_unsure(predicted, np.full(101, 0.4), default=0.3) == 1.0
-    assert fit_unsure(predicted, np.full(101, 0.6), default=0.3) == 0.0
-    assert fit_unsure(predicted[1:50], true[1:50], default=0.3) == 0.3
+    assert fit_unsure(predicted, np.full(101, 0.4)) == 1.0
+    assert fit_unsure(predicted, np.full(101, 0.6)) == 0.0
+    assert fit_unsure(predicted[1:50], true[1:50]) == 0.3
 
 
 class HaloPredictor(Predictor):
@@ -151,8 +151,8 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
 def test_masks_are_judged_as_empty_as_the_fitted_presence_makes_them():
     """A bias that lets most targets pass brings back masks which are empty without it."""
     right, wrong = np.full(len(MASK_SHIFTS), 0.8), np.zeros(len(MASK_SHIFTS))
-    answers = [Answer(presence, 0.8, True, right) for presence in np.linspace(-5, -3, 100)]
-    answers += [Answer(-9.0, 0.2, False, wrong) for _ in range(100)]
+    answers = [Measured(presence, 0.8, True, right) for presence in np.linspace(-5, -3, 100)]
+    answers += [Measured(-9.0, 0.2, False, wrong) for _ in range(100)]
     fitted = fit_masks(answers, -1.0, fit_absence=True)
     assert fitted.presence_bias == pytest.approx(3.92, abs=0.01)
     assert fitted.unsure_below < 1  # 96 answers are right, and nothing else is answered

@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 
 from r2sm_jax.errors import atomic_write
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.tables import Table
-from r2sm_jax.query import Sentence
 
 
 @dataclass
@@ -30,13 +29,12 @@ class HeadScores:
     def add(
         self,
         test_set: str,
-        sentences: Sequence[Sentence],
+        is_amodal: Bool[np.ndarray, " n"],
         probability: Float[np.ndarray, " n"],
         *,
         calibrated: bool = True,
     ) -> None:
         """Scores the answers of one seed to one test set."""
-        is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
         scores = mask_type_scores(probability, is_amodal, calibrated=calibrated)
         self.accuracy.setdefault(test_set, []).append(scores["accuracy"])
         if calibrated:

@@ -76,7 +76,7 @@ def calibrate(
     return fitted._replace(type_temperature=temperature)
 
 
-class Answer(NamedTuple):
+class Measured(NamedTuple):
     """What is known of the answer to one query, if its mask is not empty for want of presence."""
 
     presence: float
@@ -87,13 +87,13 @@ class Answer(NamedTuple):
     """The true IoU at each of `MASK_SHIFTS`."""
 
 
-def measure(prediction: Prediction, truth: QueryTruth) -> Answer:
+def measure(prediction: Prediction, truth: QueryTruth) -> Measured:
     """Compares a prediction that was made with the bias `ALWAYS_PRESENT` with the truth."""
     assert prediction.mask_logits is not None and prediction.score is not None
     requested = masks.expand(truth.requested)
     ignored = None if truth.ignored is None else masks.expand(truth.ignored)
     overlaps = overlaps_at_shifts(prediction.mask_logits, requested, MASK_SHIFTS, ignored)
-    return Answer(
+    return Measured(
         presence=float(logit(prediction.presence)) - ALWAYS_PRESENT,
         predicted_iou=prediction.score,
         has_target=bool(overlaps[0, 3]),
@@ -101,7 +101,7 @@ def measure(prediction: Prediction, truth: QueryTruth) -> Answer:
     )
 
 
-def fit_masks(answers: Sequence[Answer], threshold: float, *, fit_absence: bool) -> Calibration:
+def fit_masks(answers: Sequence[Measured], threshold: float, *, fit_absence: bool) -> Calibration:
     """Fits all but the temperature. Masks are empty where presence is not above its threshold."""
     presence = np.array([answer.presence for answer in answers], float)
     predicted = np.array([answer.predicted_iou for answer in answers], float)
@@ -117,11 +117,8 @@ def fit_masks(answers: Sequence[Answer], threshold: float, *, fit_absence: bool)
     index = best_shift(iou)
     scale, shift = fit_iou(predicted[has_target], iou[has_target, index])
     # Also answers about things that are not there: they are wrong.
-    unsure_below = fit_unsure(
-        calibrated_iou(predicted[is_answered], scale, shift),
-        iou[is_answered, index],
-        default=UNSURE_BELOW,
-    )
+    calibrated = calibrated_iou(predicted[is_answered], scale, shift)
+    unsure_below = fit_unsure(calibrated, iou[is_answered, index])
     return Calibration(
         iou_scale=scale,
         iou_shift=shift,
@@ -161,11 +158,8 @@ def fit_iou(
 
     # The mean absolute error has kinks, which Nelder-Mead does not mind. Its own first simplex
     # would be 0.00025 wide along the shift, which starts at 0, and may stay there.
-    simplex = [(1.0, 0.0), (1.5, 0.0), (1.0, 0.5)]
-    optimum = minimize(
-        error, simplex[0], method="Nelder-Mead", options={"initial_simplex": simplex}
-    )
-    scale, shift = optimum.x
+    simplex = {"initial_simplex": [(1.0, 0.0), (1.5, 0.0), (1.0, 0.5)]}
+    scale, shift = minimize(error, (1.0, 0.0), method="Nelder-Mead", options=simplex).x
     return abs(float(scale)), float(shift)
 
 
@@ -195,17 +189,15 @@ def calibrated_iou(
     return expit(scale * logit(np.clip(predicted, 0.001, 0.999)) + shift)
 
 
-def fit_unsure(
-    predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"], default: float
-) -> float:
+def fit_unsure(predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"]) -> float:
     """Finds the predicted IoU below which answers are called unsure, so that of the others at least
     `RIGHT_SHARE` are right.
 
-    The smallest such value; 1, so that all answers are unsure, if there is none; `default` where
-    there are few answers.
+    The smallest such value; 1, so that all answers are unsure, if there is none; `UNSURE_BELOW`
+    where there are few answers.
     """
     if len(true) < MIN_VALUES:
-        return default
+        return UNSURE_BELOW
     order = np.argsort(-predicted, kind="stable")
     is_right = true[order] > RIGHT_FROM
     share = np.cumsum(is_right) / np.arange(1, len(true) + 1)
