@@ -49,12 +49,6 @@ def test_nothing_that_is_trained_on_stands_in_a_list_that_measures():
         assert not written & {words_of(row.text) for row in intent_sentences(purpose)}, purpose
 
 
-def test_scene_sentences_are_different_and_labelled():
-    sentences = scene_sentences("val", 10)
-    assert len({row.text for row in sentences}) == len(sentences)
-    assert all(row.family.startswith(f"{row.mask_type}: ") for row in sentences)
-
-
 # Training a head
 
 

@@ -5,14 +5,12 @@ import pytest
 
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.completion import (
-    REFERENCE_METHODS,
     convex_hull,
     hulls_inside_neighbours,
     methods_of,
     score_completion,
     score_object,
 )
-from r2sm_jax.evaluation.tables import COMPLETION, by_group, make_table
 
 
 def rectangle(height, width, x0, y0, x1, y1):
@@ -69,23 +67,14 @@ def test_completion_is_scored_over_hidden_and_other_objects_with_all_neighbours(
     np.testing.assert_array_equal(seen[0], front | instances[2].modal)
 
 
-def test_the_report_has_the_completer_beside_the_rules_that_learn_nothing(image):
-    whole, front = rectangle(60, 80, 10, 10, 50, 40), rectangle(60, 80, 30, 5, 60, 35)
-    instances = (
-        Instance(1, "cup", whole & ~front, whole),
-        Instance(2, "box", front, front),
-    )
-    methods = REFERENCE_METHODS | methods_of(lambda image, masks, neighbours: list(masks))
-    figures = score_completion(methods, [Sample(1, "a.png", image, instances, ())])
-    assert list(figures) == [
-        "visible mask",
-        "hull",
-        "hull in neighbours",
-        "with neighbours",
-        "alone",
-    ]
-    splits = {"val": {"completion": figures}, "scenes": {}}
-    table = make_table("Completion", by_group(splits, "completion"), COMPLETION)
-    assert [row[0] for row in table.rows] == [f"val, {name}" for name in figures]
-    assert all(row[1] == row[4] == "1" for row in table.rows)
-    assert table.rows[0][3] == "0.00" and table.rows[0][5] == "100.00"
+def test_a_completer_is_told_all_other_masks_or_gets_a_mask_alone(image):
+    told = []
+
+    def completer(image, visible, neighbours):
+        told.append(neighbours)
+        return visible
+
+    mask = rectangle(60, 80, 10, 10, 50, 40)
+    for method in methods_of(completer).values():
+        method(image, [mask], [~mask])
+    assert told[0][0] is not None and told[1] == [None]

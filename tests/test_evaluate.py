@@ -10,8 +10,6 @@ from listed_source import ListedSource
 from PIL import Image
 from sample_records import to_records
 
-from r2sm_jax import evaluate
-from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source, write_records
 from r2sm_jax.data.letterbox import Letterbox
@@ -241,18 +239,3 @@ def test_queries_that_cannot_be_scored_are_left_out_and_counted(tmp_path):
 )
 def test_wrong_flags_are_refused(arguments, word, tiny_run, refused):
     assert word in refused(main, tiny_run, *arguments)
-
-
-def test_data_are_made_as_in_training(run, tiny_run, monkeypatch, refused):
-    data = DataConfig(source="compose:photos.json", images="photos", cutouts="things", seed=7)
-    run = replace(run, config=replace(run.config, data=data))
-    monkeypatch.setattr(loading, "load", lambda name: run)
-    opened = {}
-
-    def open_nothing(data, split, **options):
-        opened.update(options, data=data)
-        return ListedSource([])
-
-    monkeypatch.setattr(evaluate, "open_dataset", open_nothing)
-    assert "no query can be scored" in refused(main, tiny_run, "--split", "train", "--samples", 3)
-    assert opened == {"data": data, "image_size": 32, "count": 3}

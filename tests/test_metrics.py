@@ -9,7 +9,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
-from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap, precision_at
+from r2sm_jax.evaluation.iou import VARIANTS, overlap
 from r2sm_jax.evaluation.report import leak, pair_figures, split_figures
 from r2sm_jax.evaluation.scorer import Answer, Pair, QueryResult, QueryTruth, score
 from r2sm_jax.query import Query
@@ -54,23 +54,6 @@ def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
     assert overlap(LEFT, TOP, ~EMPTY) == (0, 0, 0, 0)
 
 
-def test_giou_is_the_mean_and_ciou_the_ratio_of_sums():
-    scores = lisa(np.array([(2, 6, 4, 4), (8, 8, 8, 8), (0, 6, 3, 3)]))
-    assert scores["giou"] == pytest.approx((2 / 6 + 1 + 0) / 3, abs=1e-5)
-    assert scores["ciou"] == pytest.approx(10 / 20)
-
-
-def test_empty_truth():
-    full = (4, 4, 4, 4)
-    right = overlap(EMPTY, EMPTY)
-    wrong = overlap(LEFT, EMPTY)
-    assert lisa(np.array([right]))["giou"] == 1
-    assert lisa(np.array([wrong]))["giou"] == 0
-    # Empty and empty adds nothing to either sum, false positives add to the union.
-    assert lisa(np.array([full, right]))["ciou"] == pytest.approx(1)
-    assert lisa(np.array([full, right, wrong]))["ciou"] == pytest.approx(4 / 8)
-
-
 def test_no_queries_have_no_score():
     for variant in VARIANTS.values():
         assert set(variant(np.zeros((0, 4), int)).values()) == {None}
@@ -99,13 +82,6 @@ def test_gres_judges_the_decision_that_there_is_no_target():
     assert scores["no_target_accuracy"] == 0.5
     assert scores["pr@0.5"] == pytest.approx(2 / 3)
     assert scores["pr@0.6"] == scores["pr@0.9"] == pytest.approx(1 / 3)
-
-
-def test_precision_counts_targets_only():
-    rows = [(5, 10, 5, 10), (7, 10, 7, 10), (9, 10, 9, 10), (0, 8, 0, 8), (0, 0, 0, 0)]
-    shares = list(precision_at(np.array(rows)).values())
-    assert shares == [3 / 4, 2 / 4, 2 / 4, 1 / 4, 1 / 4]
-    assert set(precision_at(np.array(rows[4:])).values()) == {None}
 
 
 def test_leak_is_the_share_of_the_hidden_part_that_modal_answers_paint():
