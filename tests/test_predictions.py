@@ -287,7 +287,6 @@ SCORING = ["--predictions", "p.json", "--data"]
         (["runs/x", "--compare", "a", "b"], "one of them"),
         (["runs/x", *SCORING, "scenes"], "one of them"),
         (["--predictions", "nowhere.json", "--data", "json:data"], "nowhere.json"),
-        ([*SCORING, "json:data", "--format", "voc"], "voc"),
         ([*SCORING, "json:data", "--split", "a,b"], "one split"),
     ],
 )
