@@ -408,39 +408,26 @@ def test_a_released_model_is_found_by_its_name(
     assert find_folder("small") == Path("small")  # a folder of one's own goes first
 
 
-def test_an_export_is_found_on_the_hub_or_in_its_cache(exported, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    repository = tmp_path / "hub" / "models--somebody--mugs"
-    with pytest.raises(InputError, match="hf:somebody/mugs"):
-        r2sm_jax.load("hf:somebody/mugs")
-    shutil.copytree(exported, repository / "snapshots" / ("0" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    expected = r2sm_jax.load(exported).weights_sha256
-    assert r2sm_jax.load("hf:somebody/mugs").weights_sha256 == expected
-
-
 def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(exported, tmp_path / "hub"))
     requested = []
 
     def hub(name, *, allow_patterns, **options):
         requested.append(allow_patterns)
+        if name == "somebody/else":
+            raise OSError("no route")
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
     assert find_folder("hf:somebody/mugs") == folder
     assert len(requested) == 2 and requested[0] == ["config.json"]
-    patterns = requested[1]
-    for file in exported.rglob("*"):
-        if file.is_file():
-            name = file.relative_to(exported).as_posix()
-            assert any(fnmatch(name, pattern) for pattern in patterns), name
-    for name in ("evil.py", "data/all.bin"):
-        assert not any(fnmatch(name, pattern) for pattern in patterns)
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    for name in (*files, "evil.py", "data/all.bin"):
+        is_fetched = any(fnmatch(name, pattern) for pattern in requested[1])
+        assert is_fetched == (name in files), name
 
+    with pytest.raises(InputError, match=r"hf:somebody/else: .*no route"):
+        find_folder("hf:somebody/else")
     requested.clear()
     (folder / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(InputError, match="neither a run folder nor an export"):

@@ -98,7 +98,6 @@ def export(
             "name": config.model.text.name,
             **predictor.text_encoder.identity,
             "embedded": embed,
-            "folder": LANGUAGE_MODEL if embed else None,
         },
         "mask_threshold": predictor.mask_threshold,
         "calibration": predictor.calibration._asdict(),

@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from r2sm_jax.config import MINILM, Config
+from r2sm_jax.inference.model_folder import LANGUAGE_MODEL
 from r2sm_jax.models.hub import HUB
 
 COLUMNS = {
@@ -20,7 +21,6 @@ COLUMNS = {
 """Of the table of figures: where a split of a report has them."""
 METRICS = ("gIoU", "cIoU", "occluded IoU")
 """Those that the hub lists."""
-LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
 
 FUNCTIONS_TEXT = (
     "\n`model.stablehlo` holds the same model as three functions that need only JAX; "
@@ -70,7 +70,7 @@ def model_card(
         origin += f", image encoder from {' and '.join(encoders)}"
     data_text = SCENES_TEXT if data.source == "scenes" else OTHER_DATA_TEXT
     language_model = stored["language_model"]
-    is_embedded = language_model["embedded"]
+    text_name = model.text.name
 
     card = (files("r2sm_jax.inference") / "card.md").read_text("utf-8")
     return card.format(
@@ -86,14 +86,12 @@ def model_card(
         temperature=stored["calibration"]["type_temperature"],
         origin=origin,
         licence="that of the image encoder's publisher" if encoders else "Apache-2.0",
-        language_model_folder=f"`{language_model['folder']}/`"
-        if is_embedded
+        language_model_folder=f"`{LANGUAGE_MODEL}/`"
+        if language_model["embedded"]
         else "not in this folder",
-        language_model=model.text.name if "/" in model.text.name else "a local language model",
+        language_model=text_name if "/" in text_name else "a local language model",
         language_model_sha256=language_model["sha256"],
-        language_model_licence=LANGUAGE_MODEL_LICENCES.get(
-            model.text.name, "that of its publisher"
-        ),
+        language_model_licence="Apache-2.0" if text_name == MINILM else "that of its publisher",
         weights_sha256=stored["weights_sha256"],
     )
 

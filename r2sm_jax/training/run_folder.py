@@ -25,7 +25,7 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from orbax import checkpoint as ocp
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from tensorboardX import SummaryWriter
 
 import r2sm_jax
@@ -216,7 +216,8 @@ def write_model(folder: Path, part: str, weights: nnx.State, stored: Mapping[str
     for path, value in nnx.to_flat_state(weights):
         tensors[prefix + ".".join(map(str, path))] = np.asarray(value[...])
     with atomic_write(folder / WEIGHTS) as file:
-        save_file(tensors, file, {"format": "np"})
+        # Not save_file(), whose file nobody else may read.
+        file.write_bytes(save(tensors, {"format": "np"}))
     before = load_json(folder / CONFIG, "the configuration of a run")
     write_json(folder / CONFIG, before | dict(stored))
 
