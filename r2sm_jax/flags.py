@@ -135,9 +135,8 @@ class ExportConfig:
     """embed: copy the frozen language model into the folder; reference: write its name and
     checksum, and download it at the first use."""
     compact: bool = False
-    """Write the trained weights alone, in float16 or as differences from published weights in 8
-    bits. Published weights and the language model are found by name when the export is loaded, and
-    there is no StableHLO."""
+    """Write the trained weights alone, in float16. Published weights and the language model are
+    found by name when the export is loaded, and there is no StableHLO."""
     completer: str | None = None
     """Run folder of a completer, which is put into the export, so that it completes given
     masks."""

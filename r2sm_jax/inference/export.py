@@ -24,13 +24,12 @@ from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.crop_models import CropModel
 from r2sm_jax.inference.load import (
     SEGMENTER,
-    UNIT,
     Run,
     Tensors,
     fill,
     flat_weights,
     published_weights,
-    restore_differences,
+    restore_compact,
 )
 from r2sm_jax.inference.model_card import PART_TEXTS, model_card
 from r2sm_jax.inference.model_folder import (
@@ -61,14 +60,6 @@ from r2sm_jax.models.hub import (
 )
 from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
-
-LARGEST = 127
-"""Of the whole numbers that a difference is stored in."""
-SMALLEST = 1e-30
-"""Counts as the largest difference of a channel that did not change."""
-MAX_ERROR = 1e-3
-"""How far a stored weight may be from the true one, as a share of the largest weight of its array.
-A difference that would be rounded more is stored as a weight in float16."""
 
 
 def export(
@@ -108,9 +99,9 @@ def export(
     weights = to_numpy(predictor.weights)
     if compact:
         published = published_weights(SEGMENTER, stored)
-        weights = to_differences(weights, published)
+        weights = to_compact(weights, published)
         # The hash of the weights once they are loaded: they are rounded.
-        rounded = restore_differences(weights, published)
+        rounded = restore_compact(weights, published)
         stored["weights_sha256"] = hash_weights(fill(predictor.weights, rounded, out))
 
     with new_export(out) as folder:
@@ -168,7 +159,7 @@ def write_model(
             stored[name]["threshold"] = part.threshold
         weights = to_numpy(part.weights)
         if stored["compact"]:
-            weights = to_differences(weights, published_weights(name, stored))
+            weights = to_compact(weights, published_weights(name, stored))
         prefix = f"{name}."
         tensors = {path: x for path, x in tensors.items() if not path.startswith(prefix)}
         tensors |= {prefix + path: value for path, value in weights.items()}
@@ -186,30 +177,14 @@ def to_numpy(weights: Any) -> dict[str, np.ndarray]:
     return {path: np.asarray(value) for path, value in flat_weights(weights).items()}
 
 
-def to_differences(weights: Tensors, published: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Returns the tensors that a compact export has of some weights.
-
-    Args:
-        published: weights that a user finds by name, by the same paths.
-    """
+def to_compact(weights: Tensors, published: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Returns what a compact export stores of some weights: in float16 all that differ from the
+    published ones, which a user finds by name."""
     stored = {}
     for name, value in weights.items():
-        if name not in published:
-            stored[name] = value.astype(np.float16)
-            continue
-        difference = value - np.asarray(published[name], np.float32)
         # By value: what is frozen in this run may have been trained in an earlier one.
-        if not difference.any():
-            continue
-        # For each output channel, the last axis, the difference that one step of 8 bits means. No
-        # unit may be 0, since differences are divided by it.
-        largest = np.abs(difference).max(axis=tuple(range(difference.ndim - 1)))
-        unit = (np.maximum(largest, SMALLEST) / LARGEST).astype(np.float32)
-        if value.ndim < 2 or unit.max() / 2 > MAX_ERROR * np.abs(value).max():
+        if name not in published or not np.array_equal(value, published[name]):
             stored[name] = value.astype(np.float16)
-            continue
-        stored[name] = np.rint(difference / unit).astype(np.int8)
-        stored[name + UNIT] = unit
     return stored
 
 

@@ -5,9 +5,9 @@ those of the segmenter, and with `completer.` or `outliner.` before their names 
 that can stand beside it.
 
 A compact export has few bytes. A published weight that training left as it was is not stored: it is
-found by its model's name. One that was trained on is stored as the difference from the published
-one, in 8 bits, with a unit for each output channel under `NAME.unit`. All other weights are stored
-in float16.
+found by its model's name. All others are stored in float16. Earlier exports, photos-small among
+them, store a published weight that was trained on as the difference from the published one, in 8
+bits, with a unit for each output channel under `NAME.unit`.
 """
 
 import warnings
@@ -184,7 +184,7 @@ def read_weights(folder: Path, stored: Mapping[str, Any]) -> dict[str, Tensors]:
     if not stored["compact"]:
         return dict(weights)
     return {
-        part: restore_differences(tensors, published_weights(part, stored)) if tensors else {}
+        part: restore_compact(tensors, published_weights(part, stored)) if tensors else {}
         for part, tensors in weights.items()
     }
 
@@ -209,7 +209,7 @@ def published_weights(part: str, stored: Mapping[str, Any]) -> Mapping[str, Tens
     return {f"efficientnet.{path}": np.asarray(x) for path, x in flat_weights(filled).items()}
 
 
-def restore_differences(stored: Tensors, published: Mapping[str, Tensor]) -> Tensors:
+def restore_compact(stored: Tensors, published: Mapping[str, Tensor]) -> Tensors:
     """Returns all weights of a compact export in float32. A difference is multiplied by its unit
     and added to the published weight."""
     weights = {name: np.asarray(value, np.float32) for name, value in published.items()}
