@@ -216,7 +216,9 @@ def test_no_setting_of_jax_changes_an_export(workplace, tmp_path):
     with zipfile.ZipFile(tmp_path / "mugs" / "model.stablehlo") as file:
         for name in file.namelist():
             function = jax.export.deserialize(bytearray(file.read(name)))
-            products = re.findall(r"(?:dot_general|convolution).*", function.mlir_module())
+            products = re.findall(
+                r"stablehlo\.(?:dot_general|convolution).*", function.mlir_module()
+            )
             assert products and all("HIGHEST" in line for line in products)
 
 

@@ -37,7 +37,6 @@ from r2sm_jax.inference.model_folder import (
     read_stored,
 )
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.efficientnet import EfficientNetLite
 from r2sm_jax.models.hub import EFFICIENTNETS, cache_dir, find_model, read_tensors
 from r2sm_jax.models.keys import first_blocks
 from r2sm_jax.models.matching import Tensor
@@ -199,13 +198,12 @@ def published_weights(part: str, stored: Mapping[str, Any]) -> Mapping[str, Tens
         for report in match_pretrained(config, nnx.state(abstract_model(config))).values():
             weights |= report.values
         return weights
-    sizes = stored[part]["config"]
-    name = sizes["efficientnet"]
-    if name not in EFFICIENTNETS:
+    model, sizes = PARTS[part]
+    config = from_json(sizes, stored[part]["config"], CONFIG)
+    if config.efficientnet not in EFFICIENTNETS:
         return {}
-    dims, dtype = tuple(sizes["block_dims"]), jnp.dtype("float32")
-    network = nnx.eval_shape(lambda: EfficientNetLite(dims, dtype=dtype, rngs=nnx.Rngs(0)))
-    filled = first_blocks(nnx.state(network), find_model(name, EFFICIENTNET_FLAG))
+    backbone = nnx.state(model.abstract(config))["efficientnet"]
+    filled = first_blocks(backbone, find_model(config.efficientnet, EFFICIENTNET_FLAG))
     return {f"efficientnet.{path}": np.asarray(x) for path, x in flat_weights(filled).items()}
 
 
