@@ -20,6 +20,7 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_first(lambda: parse_config(sys.argv[1:]))
 
+import jax
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
@@ -77,11 +78,11 @@ def train(config: Config) -> Path:
     reported = open_reported(config) if config.train.part == "segmenter" else {}
     warn_of_shared_pictures(source, {config.train.select_on: dev, **reported})
     task, inputs = make_task(config, source, dev, mesh)
-    if config.resume and has_checkpoint(find_run(config)):
-        pass  # the loop reads the weights of the checkpoint
-    elif config.init:
+    # The loop reads the weights of a checkpoint.
+    has_weights = config.resume and has_checkpoint(find_run(config))
+    if not has_weights and config.init:
         task.set_weights(initial_weights(config.init, config))
-    else:
+    elif not has_weights:
         task.load_pretrained()
 
     with open_run(config, inputs) as folder:
@@ -172,6 +173,8 @@ def main() -> None:
         # XLA reads its flags when a device is first used.
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
+    # XLA calls it an error if compiling takes two minutes. What goes wrong is raised.
+    jax.config.update("jax_logging_level", "CRITICAL")
     with running(config.distributed):
         train(config)
 

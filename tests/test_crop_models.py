@@ -26,7 +26,7 @@ from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import prompt_figures
 from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, Outline, choose_outline
-from r2sm_jax.models.crop_unet import NUM_CHANNELS, make_completer, make_outliner
+from r2sm_jax.models.crop_unet import make_completer, make_outliner
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training import crop_models
 from r2sm_jax.training.crop_models import (
@@ -49,8 +49,6 @@ from r2sm_jax.training.crop_models import (
 from r2sm_jax.training.step import init_state
 
 COMPLETER = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-WITH_FEATURES = replace(COMPLETER, efficientnet="efficientnet-lite2", block_dims=(4, 6, 8, 6, 8))
-"""A tiny backbone; only a training run reads the weights of this name."""
 OUTLINER = OutlinerConfig(
     size=32, dims=(8, 16), depth=1, heads=2, efficientnet="", block_dims=(8, 16, 8)
 )
@@ -196,19 +194,6 @@ def test_the_mask_that_several_windows_agree_on_is_chosen():
     # Where no window finds anything, the largest one answers.
     nothing = [Outline(np.zeros_like(whole), 0.1), Outline(np.zeros_like(whole), 0.1)]
     assert choose_outline(nothing, windows[:2]) is nothing[0]
-
-
-def test_features_of_a_frozen_backbone_are_read_and_only_then():
-    plain = make_completer(COMPLETER, rngs=nnx.Rngs(0))
-    model = make_completer(WITH_FEATURES, rngs=nnx.Rngs(0))
-    names = {path[0] for path, _ in nnx.to_flat_state(nnx.state(plain))}
-    more = {path[0] for path, _ in nnx.to_flat_state(nnx.state(model))} - names
-    assert more == {"efficientnet", "feature_norms", "joins"}
-    run = nnx.jit(lambda model, crops: model(crops)[0])
-    crops = jnp.asarray(np.random.default_rng(0).uniform(0, 255, (2, 32, 32, NUM_CHANNELS)))
-    # The crop is enlarged for the backbone, whose last grid has 8 x 8 cells as the coarsest one.
-    logits = run(model, crops)
-    assert run(plain, crops).shape == logits.shape == (2, 32, 32)
 
 
 # Examples

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 from r2sm_jax.config import LoopConfig
 from r2sm_jax.training.processes import AnyProcess, run_on_main, to_host
 from r2sm_jax.training.run_folder import Checkpoints, Logs, point_latest, write_model
-from r2sm_jax.training.step import TrainState, Values, without_compiler_alarm
+from r2sm_jax.training.step import TrainState, Values
 
 
 @runtime_checkable
@@ -70,8 +70,7 @@ def fit(task: Task, folder: Path, config: LoopConfig) -> float | None:
     logs = Logs(folder, config, start=first - 1)
     with signals_caught() as is_signalled:
         for step in range(first, config.steps + 1):
-            with without_compiler_alarm() if step == first else nullcontext():
-                state, values = task.step(state, next(batches))
+            state, values = task.step(state, next(batches))
             is_stopped = is_signalled()
             evaluates = step % config.evaluate_every == 0 or step == config.steps
             saves = evaluates or is_stopped or step % config.checkpoint_every == 0

@@ -1,7 +1,6 @@
 """The training step: the state that it changes, and the function that is compiled."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -176,19 +175,3 @@ def jit_train_step(
         return jax.jit(step, donate_argnums=0)
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
-
-
-@contextmanager
-def without_compiler_alarm() -> Iterator[None]:
-    """Keeps the compiler from asking for a bug report after two minutes.
-
-    On a slow or busy machine the step takes longer than that. XLA logs it as an error, so all that
-    it logs is hidden; what goes wrong is raised.
-    """
-    jax.config.update("jax_logging_level", "CRITICAL")
-    try:
-        yield
-    finally:
-        # None alone would leave XLA's level as it is.
-        jax.config.update("jax_logging_level", "WARNING")
-        jax.config.update("jax_logging_level", None)
