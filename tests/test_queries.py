@@ -36,9 +36,8 @@ def make_object(number: int, category: str, x: float = 0.0) -> ObjectFacts:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_queries_are_complete_balanced_and_numbered(split):
+def test_queries_are_complete_and_balanced(split):
     for objects, queries in write_samples(split):
-        assert [query.id for query in queries] == list(range(1, 9))
         assert Counter(query.mask_type for query in queries) == {"modal": 4, "amodal": 4}
         assert len({query.text for query in queries}) == 8
         for query in queries:
@@ -121,8 +120,7 @@ def test_absent_queries_have_no_target_and_no_word_for_what_is_there(split, phot
         objects = random_objects(rng, photo_names)
         present = {facts.category for facts in objects}
         absent = [name for name in photo_names or CLASSES if name not in present]
-        queries = write_absent_queries(objects, absent, rng=rng, count=3, split=split, first_id=10)
-        assert [query.id for query in queries] == [11, 12, 13][: len(queries)]
+        queries = write_absent_queries(objects, absent, rng=rng, count=3, split=split)
         assert len({query.text for query in queries}) == len(queries)
         nouns = nouns_of(absent) - nouns_of(present)
         for query in queries:

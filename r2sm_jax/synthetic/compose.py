@@ -28,11 +28,10 @@ from r2sm_jax.synthetic.photos import (
     read_photo,
 )
 from r2sm_jax.synthetic.pictures import paste_sprites
-from r2sm_jax.synthetic.procedural import ProceduralSource
+from r2sm_jax.synthetic.procedural import SPLIT_STRIDE, ProceduralSource
 from r2sm_jax.synthetic.queries.nouns import display_name
 from r2sm_jax.synthetic.queries.write import (
     ABSENT_SPLIT,
-    SPLIT_STRIDE,
     SPLITS,
     write_absent_queries,
     write_queries,
@@ -183,9 +182,7 @@ class ComposeSource(ProceduralSource):
         marked_classes = () if file.is_partial else file.classes
         return Scene(np.ascontiguousarray(image), tuple(numbered), facts, marked_classes)
 
-    def write_queries(
-        self, scene: Scene, rng: np.random.Generator, first_id: int
-    ) -> tuple[Query, ...]:
+    def write_queries(self, scene: Scene, rng: np.random.Generator) -> tuple[Query, ...]:
         """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""
         num_absent = self.queries // NUM_QUERIES_PER_ABSENT if self.is_training else 0
         if self.split == ABSENT_SPLIT:
@@ -197,7 +194,6 @@ class ComposeSource(ProceduralSource):
             rng=rng,
             count=num_absent,
             split=SPLITS[self.split],
-            first_id=first_id,
         )
         if self.split == ABSENT_SPLIT:
             return absent_queries
@@ -209,7 +205,6 @@ class ComposeSource(ProceduralSource):
             rng=rng,
             count=self.queries - len(absent_queries),
             split=SPLITS[self.split],
-            first_id=first_id + len(absent_queries),
             forbidden=forbidden_targets(scene.instances, small),
         )
         return absent_queries + queries

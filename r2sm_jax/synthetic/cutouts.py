@@ -73,19 +73,21 @@ class CutoutRecord(msgspec.Struct):
 class CutoutFile:
     """One file and what it shows.
 
-    `photo` is that which it was cut out of, or the file itself; `words` are those of its label and
-    tags.
+    `photo` is that which it was cut out of, or the file itself.
     """
 
     path: Path
     photo: str
     item: Item
-    words: frozenset[str]
+
+    @property
+    def words(self) -> frozenset[str]:
+        """The words of its label and tags."""
+        return frozenset(" ".join((self.item.category, *self.item.ideas)).split())
 
     def is_confusable_with(self, other: "CutoutFile") -> bool:
         """Whether one label might mean the other object: "cow" and "cow face", "dog" and poodle."""
-        label = self.item.category
-        other_label = other.item.category
+        label, other_label = self.item.category, other.item.category
         if label == other_label:
             return False
         return other.words.issuperset(label.split()) or self.words.issuperset(other_label.split())
@@ -149,12 +151,10 @@ def read_records(folder: Path) -> list[CutoutRecord]:
 
 def _describe(folder: Path, record: CutoutRecord) -> CutoutFile:
     label = _clean(record.label or label_of(record.file)).replace("’", "'")
-    tags = tuple(map(_clean, record.tags))
-    uses = tuple(map(_clean, record.uses))
     attributes = {"group": record.group} if record.group else {}
-    words = frozenset(" ".join((label, *tags)).split())
+    uses, tags = tuple(map(_clean, record.uses)), tuple(map(_clean, record.tags))
     item = Item(label, attributes, uses=uses, ideas=tags)
-    return CutoutFile(folder / record.file, record.photo or record.file, item, words)
+    return CutoutFile(folder / record.file, record.photo or record.file, item)
 
 
 def _clean(text: str) -> str:
@@ -260,12 +260,9 @@ class CutoutSource(ProceduralSource):
         if copies and rng.random() < HIDDEN_AND_FREE_SHARE:
             items[copies[0]] = replace(items[copies[0]], occlusion="hidden")
             items[copies[1]] = replace(items[copies[1]], occlusion="free")
-        placeable = []
-        for item, cutout in zip(items, cutouts, strict=True):
-            picture = read_picture(cutout.path, self._max_side)
-            assert picture is not None  # others were left out when the folder was opened
-            placeable.append((item, picture))
-        return placeable
+        pictures = [read_picture(cutout.path, self._max_side) for cutout in cutouts]
+        # Files that are no cut-outs were left out when the folder was opened.
+        return [(i, picture) for i, picture in zip(items, pictures, strict=True) if picture]
 
     def _make_background(self, rng: np.random.Generator) -> Image.Image:
         """A drawn backdrop, or a random square of a photo; mode RGB."""

@@ -2,23 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from r2sm_jax.data.dataset import ImageTruth, Sample, SourceSubset, truth_of_sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.queries.write import (
-    ABSENT_SPLIT,
-    QUERY_STRIDE,
-    SPLIT_STRIDE,
-    SPLITS,
-    TEST_SPLIT,
-    write_queries,
-)
+from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT, SPLITS, TEST_SPLIT, write_queries
 from r2sm_jax.synthetic.scenes.scene import Scene, forbidden_targets
 
 MIN_SIZE = 16  # pixels; at 8 a drawing can vanish
+SPLIT_STRIDE = 10_000_000  # numbers of scenes of different splits never meet
+QUERY_STRIDE = 1000  # ids of queries of different scenes never meet
 
 
 class ProceduralSource(ABC):
@@ -62,16 +58,13 @@ class ProceduralSource(ABC):
     def make_scene(self, number: int) -> Scene:
         """The scene of a number that no other scene of any split has."""
 
-    def write_queries(
-        self, scene: Scene, rng: np.random.Generator, first_id: int
-    ) -> tuple[Query, ...]:
-        """The queries about a scene, numbered from `first_id` + 1."""
+    def write_queries(self, scene: Scene, rng: np.random.Generator) -> tuple[Query, ...]:
+        """The queries about a scene, without ids."""
         return write_queries(
             scene.facts,
             rng=rng,
             count=self.queries,
             split=SPLITS[self.split],
-            first_id=first_id,
             forbidden=forbidden_targets(scene.instances),
         )
 
@@ -98,7 +91,9 @@ class ProceduralSource(ABC):
         scene = self.make_scene(number)
         # Queries have a generator of their own, so that a change in the picture leaves them alone.
         rng = np.random.default_rng((self.seed, number, 1))
-        queries = self.write_queries(scene, rng, first_id=QUERY_STRIDE * number)
+        queries = self.write_queries(scene, rng)
+        numbered = enumerate(queries, start=QUERY_STRIDE * number + 1)
+        queries = tuple(replace(query, id=query_id) for query_id, query in numbered)
         file_name = f"{self.split}_{first + index:06d}.png"
         return Sample(number, file_name, scene.image, scene.instances, queries)
 

@@ -7,7 +7,6 @@ so that only the wording tells it.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -37,12 +36,6 @@ SPLITS: dict[str, Split] = {
 photographs only, asks for things that are not there. `TEST_SPLIT`, of drawn scenes only, is scored
 once for a release and selects nothing.
 """
-SPLIT_STRIDE = 10_000_000
-"""Scene indices of different splits never meet."""
-
-QUERY_STRIDE = 1000
-"""Query ids of different scenes never meet."""
-
 # Of all wordings of one type, the hard ones: those of which the keyword rule gets the type wrong.
 HARD_SHARE = 0.36
 # Of hard modal wordings for a set of things, those that say "the whole set".
@@ -79,10 +72,9 @@ def write_queries(
     rng: np.random.Generator,
     count: int,
     split: Split = "train",
-    first_id: int = 0,
     forbidden: Mapping[MaskType, Collection[int]] = MappingProxyType({}),
 ) -> tuple[Query, ...]:
-    """Up to `count` queries about one image, half modal, half amodal, with ids from `first_id` + 1.
+    """Up to `count` queries about one image, half modal, half amodal; their ids are all 0.
 
     No query of a type refers to one of its `forbidden` objects; if that leaves none, all queries
     are of the other type. Half of the targets of either type are partly hidden, if the image has
@@ -122,8 +114,7 @@ def write_queries(
             num_left[query.mask_type] -= 1
 
     queries = list(by_text.values())
-    shuffled = [queries[int(k)] for k in rng.permutation(len(queries))]
-    return _number(shuffled, first_id)
+    return tuple(queries[int(k)] for k in rng.permutation(len(queries)))
 
 
 def write_absent_queries(
@@ -133,7 +124,6 @@ def write_absent_queries(
     rng: np.random.Generator,
     count: int,
     split: Split = "train",
-    first_id: int = 0,
 ) -> tuple[Query, ...]:
     """Up to `count` queries for classes that the image does not have, half of either type.
 
@@ -153,12 +143,7 @@ def write_absent_queries(
         query = phrase and writer.word(phrase, mask_type)
         if query:
             by_text[query.text] = query
-    return _number(list(by_text.values()), first_id)
-
-
-def _number(queries: Sequence[Query], first_id: int) -> tuple[Query, ...]:
-    """The same queries with ids from `first_id` + 1."""
-    return tuple(replace(query, id=first_id + n) for n, query in enumerate(queries, start=1))
+    return tuple(by_text.values())
 
 
 class _QueryWriter:
@@ -247,7 +232,7 @@ class _QueryWriter:
             "wording": wording.family,
             "form": form,
         }
-        return Query(0, text, mask_type, phrase.ids, kind)  # `_number` gives it its id
+        return Query(0, text, mask_type, phrase.ids, kind)
 
     def _choose_wordings(
         self, mask_type: MaskType, is_from_hard: bool, is_set: bool
