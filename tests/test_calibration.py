@@ -142,7 +142,10 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
     calibrated = halo.updated(calibration=fitted)
     ((prediction,),) = calibrated.predict_batches([image], [["the mug"]])
     assert prediction.score > 0.9
-    assert MIN_TEMPERATURE <= fitted.type_temperature <= MAX_TEMPERATURE
+    texts = [sentence.text for sentence in sentences]
+    raw = halo.updated(calibration=Calibration()).amodal_logits(texts)
+    temperature = fitted.type_temperature
+    np.testing.assert_allclose(calibrated.amodal_logits(texts), raw / temperature, rtol=1e-5)
 
     of_few = calibrate(halo, ListedSource(samples[1:]), sentences, fit_absence=False)
     assert of_few.mask_shift == 0 and of_few.unsure_below == 0.3
@@ -179,10 +182,3 @@ def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predi
     np.testing.assert_array_equal(after.mask, after.mask_logits > 0)
     assert (after.amodal | ~after.modal).all()
     assert after.score == before.score and after.presence == before.presence
-
-
-def test_probabilities_follow_the_temperature(predictor):
-    sentences = ["the whole mug", "the mug"]
-    raw = predictor.updated(calibration=Calibration()).amodal_logits(sentences)
-    fitted = predictor.updated(calibration=Calibration(type_temperature=3.0))
-    np.testing.assert_allclose(fitted.amodal_logits(sentences), raw / 3, rtol=1e-5)

@@ -245,6 +245,8 @@ REFUSED_ENTRIES = [
     ([entry(1, BOX), entry(2, BOX) | {"score": None}], "1 of 2 entries have no score"),
     ([entry(1, BOX, fused=True), entry(1, BOX, fused=True)], "query 1 has several"),
     ([entry(1, BOX, mask_type=t) for t in ("modal", "amodal")], "query 1 has several"),
+    ([entry(1, BOX, amodal_probability=p) for p in (0.8, 0.9)], "query 1 has several"),
+    ([entry(1, BOX, amodal_probability=True)], "$[0].amodal_probability"),
     ([entry(1, BOX, mask_type="modal"), entry(2, BOX)], "1 of 2 answers have no mask_type"),
     ([entry(1, BOX, occlude_rate=15)], "$[0].occlude_rate"),
 ]

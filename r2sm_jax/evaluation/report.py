@@ -47,6 +47,7 @@ MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.
 MAX_AREA = {"small": 32**2, "medium": 96**2, "large": 1e10}
 """Upper edges of the bins by area of the target in pixels, as in COCO."""
 
+Results = Sequence[QueryResult]
 OTHER_TYPE: dict[MaskType, MaskType] = {"modal": "amodal", "amodal": "modal"}
 
 PAPER: dict[str, Any] = tomllib.loads(
@@ -61,7 +62,7 @@ def stack(overlaps: Iterable[Overlap | None]) -> Int[np.ndarray, "n 4"]:
     return np.array(rows, np.int64).reshape(-1, 4)
 
 
-def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
+def split_figures(results: Results) -> dict[str, Any]:
     """Computes all figures of one split from the results of all of its queries."""
     overlaps = stack(result.overlap for result in results)
     detections = [result.detections for result in results]
@@ -81,7 +82,7 @@ def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     }
 
 
-def mask_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
+def mask_figures(results: Results) -> dict[str, Any]:
     """Computes the figures of the masks of some queries, with intervals over images."""
     overlaps = stack(result.overlap for result in results)
     occluded = stack(result.occluded_overlap for result in results)
@@ -114,7 +115,7 @@ def mask_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     }
 
 
-def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
+def wrong_type_gap(results: Results) -> float | None:
     """Computes the mean IoU of the answer with the requested mask less that with the other one.
 
     It is over the queries whose two true masks differ, and tells how much better an answer fits the
@@ -126,7 +127,7 @@ def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
     return float((requested - other).mean()) if hidden else None
 
 
-def leak(results: Sequence[QueryResult]) -> float | None:
+def leak(results: Results) -> float | None:
     """Computes the mean share of the hidden part that answers to modal queries paint.
 
     That is |P ∩ (A − M)| / |A − M|, over modal queries whose target is partly hidden.
@@ -151,7 +152,7 @@ RULES: dict[str, Callable[[QueryResult], MaskType]] = {
 """Other decisions."""
 
 
-def reference_figures(results: Sequence[QueryResult]) -> dict[str, Scores]:
+def reference_figures(results: Results) -> dict[str, Scores]:
     """Computes gIoU and cIoU of every reference; None where the system gives one mask only."""
     figures = {}
     for name, rule in RULES.items():
@@ -182,7 +183,7 @@ def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap:
 # Breakdowns by kind of query
 
 
-def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
+def breakdowns(results: Results) -> dict[str, dict[str, Any]]:
     """Computes gIoU, cIoU, occluded IoU and number of queries of each group of every breakdown."""
     members: dict[str, dict[str, list[QueryResult]]] = {}
     for result in results:
@@ -229,7 +230,7 @@ def bin_of(value: float, upper_edges: Mapping[str, float]) -> str:
 # Decisions about the mask type
 
 
-def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
+def decision_figures(results: Results) -> dict[str, Any]:
     """Computes the figures of the decisions about the mask type, with an interval over images."""
     decided = [result for result in results if result.said.mask_type is not None]
     return sentence_figures(
@@ -270,7 +271,7 @@ def sentence_figures(
     }
 
 
-def pair_figures(results: Sequence[QueryResult]) -> Scores:
+def pair_figures(results: Results) -> Scores:
     """Computes shares of the pairs of a modal and an amodal sentence about the same instances.
 
     A system that ignores the sentence answers both alike. Returns `both_right`, `swapped`,
@@ -300,7 +301,7 @@ def pair_figures(results: Sequence[QueryResult]) -> Scores:
     }
 
 
-def predicted_iou_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
+def predicted_iou_figures(results: Results) -> dict[str, Any]:
     """Computes the mean absolute error of the predicted IoU, and its calibration curve.
 
     Only queries that have a target count: without one, the IoU is 0 or 1 by presence alone.
