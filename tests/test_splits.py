@@ -139,7 +139,7 @@ def test_report_and_card_name_the_split(tiny_run):
         "calibration": {"type_temperature": 1.0},
         "r2sm_jax_version": "1",
     }
-    written |= {"step": 4, "weights_sha256": "0"}
+    written |= {"step": 4, "weights_sha256": "0", "compact": True}
     card = model_card("mugs", written, read_config(tiny_run), report)
     for text in (
         (tiny_run / "report.md").read_text(),
