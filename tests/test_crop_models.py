@@ -273,7 +273,7 @@ def test_a_picture_gives_some_examples_and_none_if_it_has_no_complete_mask():
     of_first, of_second = (draw((i, 0), np.random.default_rng(0)) for i in (0, 1))
     assert [example.shape for example in of_first] == EXAMPLES_PER_IMAGE * [(16, 16, 7)]
     assert all(example[..., 6].max() == 255 for example in of_first) and of_second == []
-    with pytest.raises(InputError, match="no object to learn from"):
+    with pytest.raises(InputError, match="no training picture has an object"):
         example_batches(ListedSource(samples[1:]), Config(), cut_small)
 
 
