@@ -303,16 +303,6 @@ def test_mirroring_leaves_out_queries_that_say_left_or_right():
     ]
 
 
-def test_half_of_the_examples_are_mirrored_and_none_if_unwanted():
-    p = prepared()
-    turned = [
-        not np.array_equal(assemble(p, seed, mirror=True)["image"], p["image"])
-        for seed in range(100)
-    ]
-    assert 30 < sum(turned) < 70
-    assert all(np.array_equal(assemble(p, seed)["image"], p["image"]) for seed in range(20))
-
-
 # Batches.
 
 

@@ -36,7 +36,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grain
@@ -217,40 +217,25 @@ def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
     return np.pad(values, widths, constant_values=fill)
 
 
+@dataclass
 class Examples:
     """The examples of a source, each at its visits. Worker processes get copies of it."""
 
-    def __init__(
-        self,
-        source: Source,
-        build: ExampleBuilder,
-        *,
-        image_size: int,
-        mask_size: int,
-        crop: float = 1.0,
-        fresh: bool = False,
-        max_kept_bytes: int = MAX_KEPT_BYTES,
-    ):
-        """Takes the samples of `source` at these sizes.
-
-        Args:
-            source: Where the samples come from.
-            build: Makes the arrays of a prepared sample.
-            image_size: Pixels of a side of the letterboxed image.
-            mask_size: Cells of a side of the masks.
-            crop: The smallest share of a side that a random crop keeps; 1 = no crops.
-            fresh: Whether a sample is made anew at each visit. Its source must do so.
-            max_kept_bytes: Size of the prepared samples that stay in memory.
-        """
-        self.source = source
-        self.build = build
-        self.image_size = image_size
-        self.mask_size = mask_size
-        self.crop = crop
-        self.fresh = fresh
-        self.max_kept_bytes = max_kept_bytes
-        self._kept: dict[int, Prepared] = {}
-        self._kept_bytes = 0
+    source: Source
+    build: ExampleBuilder
+    """Makes the arrays of a prepared sample."""
+    image_size: int
+    """Pixels of a side of the letterboxed image."""
+    mask_size: int
+    """Cells of a side of the masks."""
+    crop: float = 1.0
+    """The smallest share of a side that a random crop keeps; 1 = no crops."""
+    fresh: bool = False
+    """Whether a sample is made anew at each visit. Its source must do so."""
+    max_kept_bytes: int = MAX_KEPT_BYTES
+    """Size of the prepared samples that stay in memory."""
+    _kept: dict[int, Prepared] = field(default_factory=dict, init=False)
+    _kept_bytes: int = field(default=0, init=False)
 
     def __call__(self, place: int | tuple[int, int], rng: np.random.Generator) -> Batch:
         """The example of a sample, by its index; of a fresh one by its index and its visit."""

@@ -21,10 +21,10 @@ from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import MaskComparison, check
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import (
-    IMAGE_SUFFIXES,
     check_stated_size,
     find_image,
     image_size,
+    images_below,
     leads_outside,
 )
 from r2sm_jax.data.masks import RLE
@@ -38,7 +38,9 @@ VISIBLE_FIELDS = ("visible_mask", "visible_segm", "inmodal_seg", "i_segmentation
 """Fields of the visible mask. An object without any is fully visible."""
 BOTH_MASKS = {*VISIBLE_FIELDS, "invisible_mask", "occlude_rate", "amodal_segm", "a_segm"}
 """A file with any of these fields has complete masks; in others `segmentation` is what shows."""
-REPLACED = {*AMODAL_FIELDS, *BOTH_MASKS, "bbox", "area", "iscrowd", "ignore", "attributes", "name"}
+IDS = {"id", "image_id", "category_id"}
+FLAGS = ("ignore", "iscrowd")
+REPLACED = {*AMODAL_FIELDS, *BOTH_MASKS, *IDS, *FLAGS, "bbox", "area", "attributes", "name"}
 """Fields that a new file states anew; other numbers and words are kept."""
 KINS_CATEGORIES = {
     1: "cyclist",
@@ -106,7 +108,10 @@ def read_coco(
     seen: set[int] = set()
     for image in _dicts(data, "images"):
         with collector.record(f"{path}: image {image.get('id')}"):
-            image_id = _new_id(image, seen)
+            image_id = image["id"]
+            if type(image_id) is not int or image_id in seen:
+                raise ValueError(f"its id {image_id!r} is no whole number, or occurs twice")
+            seen.add(image_id)
             is_needed = image_id in objects
             file_name, size = locate(path, image, images_dir, is_needed, options.crop)
             instances: dict[int, Instance[RLE]] = {}
@@ -163,7 +168,12 @@ def read_results(
             if listed:
                 image = listed[key]
             else:
-                (file,) = files[key] if len(files.get(key, ())) == 1 else _refuse_names(key, files)
+                named = files.get(key, [])
+                if len(named) != 1:
+                    found = ", ".join(map(str, named)) or "no image"
+                    remedy = "give the COCO file of the images as --annotations"
+                    raise ValueError(f"{found} has this name; {remedy}")
+                (file,) = named
                 image = {"file_name": file.relative_to(images_dir).as_posix()}
             file_name, size = locate(path, image, images_dir, is_needed=True)
             instances = []
@@ -184,18 +194,11 @@ def read_results(
 def _files_by_stem(folder: Path) -> Mapping[Any, list[Path]]:
     """The images below a folder by their name without its ending, as text and as number."""
     files = defaultdict(list)
-    for file in sorted(folder.rglob("*")):
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith("."):
-            files[file.stem].append(file)
-            if file.stem.isdecimal():
-                files[int(file.stem)].append(file)
+    for file in images_below(folder):
+        files[file.stem].append(file)
+        if file.stem.isdecimal():
+            files[int(file.stem)].append(file)
     return files
-
-
-def _refuse_names(key: Any, files: Mapping[Any, list[Path]]) -> list[Path]:
-    """Raises ValueError for an id that no image, or more than one, is named after."""
-    found = ", ".join(map(str, files.get(key, []))) or "no image"
-    raise ValueError(f"{found} has this name; give the COCO file of the images as --annotations")
 
 
 def locate(
@@ -246,15 +249,6 @@ def _names_of(image: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*names, *of_2017]))
 
 
-def _new_id(record: Mapping[str, Any], seen: set[int]) -> int:
-    """The id of a record. Raises ValueError for none, and for one that was seen before."""
-    number = record["id"]
-    if type(number) is not int or number in seen:
-        raise ValueError(f"its id {number!r} is no whole number, or occurs twice")
-    seen.add(number)
-    return number
-
-
 def _dicts(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """The objects of a list in a file; none if there is no list."""
     values = data.get(key)
@@ -284,19 +278,19 @@ def _mask_fields(
     is_plain = options.kind == "coco" or (options.kind == "any" and not has_both)
     if is_plain:
         amodal, visible = (), ("segmentation",)
-    # COCOA stores a visible mask only where a region is occluded.
-    may_lack_visible = options.kind in ("any", "cocoa") and not options.visible_field
-    if not (present & set(visible) or (may_lack_visible and not is_plain)):
-        raise InputError(
-            f"{path}: no annotation has {' or '.join(visible)}; there are {known}; name the field "
-            "with --visible-field, or, if only visible masks are known, use data convert coco"
-        )
-    # A file may know visible masks alone, under their own name.
-    if amodal and options.kind != "any" and not present & set(amodal):
-        raise InputError(
-            f"{path}: no annotation has {' or '.join(amodal)}; there are {known}; name the field "
-            "with --amodal-field"
-        )
+    # COCOA stores a visible mask only where a region is occluded, and a file may know visible masks
+    # alone, under their own name.
+    needs_visible = is_plain or options.visible_field or options.kind not in ("any", "cocoa")
+    needs_amodal = amodal and options.kind != "any"
+    for is_needed, names, flag in (
+        (needs_visible, visible, "--visible-field"),
+        (needs_amodal, amodal, "--amodal-field"),
+    ):
+        if is_needed and not present & set(names):
+            raise InputError(
+                f"{path}: no annotation has {' or '.join(names)}; there are {known}; name the "
+                f"field with {flag}, or, if only visible masks are known, use data convert coco"
+            )
     return amodal, visible
 
 
@@ -320,7 +314,7 @@ def _read_instance(
     if not any(masks.areas([modal] if amodal is None else [modal, amodal])):
         raise ValueError("its mask has no pixel in the image")
 
-    flags = {name: parse_flag(annotation.get(name)) for name in ("ignore", "iscrowd")}
+    flags = {name: parse_flag(annotation.get(name)) for name in FLAGS}
     for name, flag in flags.items():
         if flag is None:
             raise ValueError(f"its {name} is {annotation[name]!r}; write 0 or 1")
@@ -331,8 +325,6 @@ def _read_instance(
         for name, value in annotation.items()
         if name not in REPLACED and isinstance(value, str | int | float)
     }
-    for name in ("id", "image_id", "category_id"):
-        kept.pop(name, None)
     return Instance(
         id=annotation["id"],
         category=names[annotation["category_id"]] if names else NO_NAME,

@@ -183,6 +183,15 @@ def _file_below(folder: Path, name: PurePosixPath) -> Path | None:
     return None
 
 
+def images_below(folder: Path) -> list[Path]:
+    """The image files in a folder and below, in order, without hidden ones.
+
+    macOS writes a file `._NAME` beside `NAME` to disks of other systems.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if not path.name.startswith(".")]
+    return [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+
+
 def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
     """The image files of a folder, by name, without hidden ones, such as the `._a.jpg` of macOS.
 

@@ -9,7 +9,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import MaskComparison, check
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
-from r2sm_jax.data.images import IMAGE_SUFFIXES, image_size
+from r2sm_jax.data.images import image_size, images_below
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError
 
@@ -28,10 +28,10 @@ def read_mask_folders(
     the order of their names. Raises InputError for a folder that is not there, and if most masks
     are exchanged, empty or inverted.
     """
-    images = list_files(images_dir, collector)
-    mask_files = [list_files(visible_dir, collector)]
+    images = list_files(images_dir)
+    mask_files = [list_files(visible_dir)]
     if whole_dir is not None:
-        mask_files.append(list_files(whole_dir, collector))
+        mask_files.append(list_files(whole_dir))
     comparison = MaskComparison()
     found: dict[str, list[Instance[RLE]]] = defaultdict(list)
     for number, key in enumerate(sorted(set().union(*mask_files)), start=1):
@@ -67,7 +67,7 @@ def find_image_key(key: str, images: Mapping[str, Path]) -> str:
     raise ValueError("no image has its name, or begins it")
 
 
-def list_files(folder: Path, collector: Collector) -> dict[str, Path]:
+def list_files(folder: Path) -> dict[str, Path]:
     """The image files in a folder and below, by their path without the words at its end that say
     the role.
 
@@ -77,12 +77,7 @@ def list_files(folder: Path, collector: Collector) -> dict[str, Path]:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; name it with a flag")
     files: dict[str, Path] = {}
-    skipped = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        # macOS writes a file ._NAME beside NAME to disks of other systems.
-        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
-            skipped.append(path.name)
-            continue
+    for path in images_below(folder):
         words = "_".join(path.relative_to(folder).with_suffix("").parts).split("_")
         while len(words) > 1 and words[-1].lower() in ROLES:
             words.pop()
@@ -92,6 +87,4 @@ def list_files(folder: Path, collector: Collector) -> dict[str, Path]:
         files[key] = path
     if not files:
         raise InputError(f"{folder}: there are no images in it; save the masks as PNG files")
-    if skipped:
-        collector.note(str(folder), f"{len(skipped)} files are no images, such as {skipped[0]}")
     return files

@@ -145,9 +145,12 @@ def _rings(polygons: Sequence[Any]) -> list[Float[np.ndarray, " n"]]:
 
     pycocotools would take four numbers for a box, and crash on others.
     """
-    first = polygons[0]
-    is_points = isinstance(first, Sequence) and list(map(type, first)) in POINT_TYPES
-    nested = [polygons] if isinstance(first, int | float) or is_points else polygons
+    try:
+        values = np.asarray(polygons, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        values = np.empty((0, 0))  # several polygons of different lengths
+    is_one = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 2)
+    nested = [polygons] if is_one else polygons
     rings = []
     for polygon in nested:
         try:
@@ -165,10 +168,6 @@ def _rings(polygons: Sequence[Any]) -> list[Float[np.ndarray, " n"]]:
     if not rings:
         raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
     return rings
-
-
-POINT_TYPES = [[int, int], [int, float], [float, int], [float, float]]
-"""The types of a point's two numbers."""
 
 
 def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
