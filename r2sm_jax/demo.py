@@ -19,7 +19,6 @@ if __name__ == "__main__":
 import numpy as np
 from PIL import Image, ImageDraw
 
-from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import read_file
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import enable_compilation_cache, load
@@ -54,8 +53,7 @@ class Page:
         """Opens an upload. Returns the photo and its picture; raises InputError as `encode`."""
         if file is None:
             return None, None
-        photo = Photo(self.predictor.encode(open_image(file)))
-        return photo, draw_marks(photo.image.pixels, ())
+        return shown(Photo(self.predictor.encode(file)))
 
     def add_click(
         self, photo: Photo | None, kind: str, place: tuple[float, float]
@@ -63,21 +61,16 @@ class Page:
         """Adds a click at a place of the picture. Returns the photo and its picture."""
         if photo is None:
             return None, None
+        clicks = photo.clicks
+        if kind == CORNER and sum(click[2] == CORNER for click in clicks) == 2:
+            # A third corner begins another box.
+            clicks = tuple(click for click in clicks if click[2] != CORNER)
         scale = picture_scale(photo.image.pixels)
-        click = (place[0] / scale, place[1] / scale, kind)
-        # A third corner begins another box.
-        clicks = [c for c in photo.clicks if kind != CORNER or c[2] != CORNER]
-        corners = [c for c in photo.clicks if c[2] == CORNER]
-        if kind == CORNER and len(corners) == 1:
-            clicks += corners
-        photo = photo._replace(clicks=(*clicks, click))
-        return photo, draw_marks(photo.image.pixels, photo.clicks)
+        return shown(photo._replace(clicks=(*clicks, (place[0] / scale, place[1] / scale, kind))))
 
     def clear_clicks(self, photo: Photo | None) -> tuple[Photo | None, np.ndarray | None]:
         """Takes all clicks away. Returns the photo and its picture."""
-        if photo is None:
-            return None, None
-        return photo._replace(clicks=()), draw_marks(photo.image.pixels, ())
+        return (None, None) if photo is None else shown(photo._replace(clicks=()))
 
     def answer(
         self, photo: Photo | None, query: str, mask_type: str, mask_file: str | None
@@ -91,30 +84,26 @@ class Page:
             raise InputError("there is no photo yet; upload one")
         pixels = photo.image.pixels
         mask = read_file(Path(mask_file), pixels.shape[:2]) if mask_file else None
-        corners = [(x, y) for x, y, kind in photo.clicks if kind == CORNER]
-        box = None
-        if len(corners) == 2:
-            (x0, y0), (x1, y1) = corners
-            box = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
+        corners = np.array([(x, y) for x, y, kind in photo.clicks if kind == CORNER])
+        box = (*corners.min(0), *corners.max(0)) if len(corners) == 2 else None
         points = [(x, y, kind == ON) for x, y, kind in photo.clicks if kind != CORNER]
-
         (prediction,) = self.predictor.predict(
-            [query.strip() or None],
-            mask_type,
-            photo.image,
-            masks=[mask] if mask is not None else None,
-            boxes=[box] if box else None,
-            points=[points] if points else None,
+            [query.strip()], mask_type, photo.image, masks=[mask], boxes=[box], points=[points]
         )
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         prediction.write(folder, pixels)
         picture = draw_marks(prediction.overlay(pixels), photo.clicks)
-        png, json = str(folder / "mask.png"), str(folder / "prediction.json")
-        return picture, prediction.summary(), png, json
+        files = str(folder / "mask.png"), str(folder / "prediction.json")
+        return picture, prediction.summary(), *files
+
+
+def shown(photo: Photo) -> tuple[Photo, np.ndarray]:
+    """Returns a photo and its picture with the clicks."""
+    return photo, draw_marks(photo.image.pixels, photo.clicks)
 
 
 def picture_scale(pixels: np.ndarray) -> float:
-    """The size of the picture that is shown of a photo `[H W 3]`, in sizes of the photo."""
+    """Returns the size of the picture that is shown of a photo `[H W 3]`, in sizes of the photo."""
     return min(1.0, MAX_SIDE / max(pixels.shape[:2]))
 
 

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     check_flags(PredictConfig)
 
 from r2sm_jax.data.masks import read_file
-from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import check_abstain
 from r2sm_jax.inference.load import enable_compilation_cache, load
 from r2sm_jax.inference.many import (
@@ -31,7 +31,6 @@ from r2sm_jax.inference.many import (
     slug,
 )
 from r2sm_jax.inference.prediction import FILES
-from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.prompts import clean, read_requests
 
 DEFAULT_OUT = Path("predictions")
@@ -40,24 +39,22 @@ DEFAULT_OUT = Path("predictions")
 def predict_one(args: PredictConfig) -> None:
     """Predicts one query about one image; writes a folder of masks, or prints JSON. A mask, a box
     or points may stand in place of the sentence."""
-    # Cheap checks come first, loading the model last.
-    check_abstain(args.abstain)
-    if args.out:
-        # Raises if a file is there.
-        refuse_overwrite(Path(args.out) / FILES[0], overwrite=True)
     image = read_image(Path(args.image))
+    size = image.shape[:2]
     given: dict[str, Any] = {}
     if args.mask is not None:
-        mask = read_file(Path(args.mask), image.shape[:2])
+        mask = read_file(Path(args.mask), size)
         given["masks"] = [clean(mask) if args.clean else mask]
     if args.box is not None:
         given["boxes"] = [args.box]
     if args.point or args.not_point:
-        clicks = [(x, y, True) for x, y in args.point] + [(x, y, False) for x, y in args.not_point]
-        given["points"] = [clicks]
-    read_requests([args.query], image.shape[:2], args.mask_type, **given)
+        clicks = [(*point, True) for point in args.point]
+        given["points"] = [clicks + [(*point, False) for point in args.not_point]]
+    # Cheap checks come first, loading the model last.
+    check_abstain(args.abstain)
+    read_requests([args.query], size, args.mask_type, **given)
 
-    predictor = load_predictor(args)
+    predictor = load(args.run, matmul_precision=args.matmul_precision).predictor
     predictor.set_image(image)
     (prediction,) = predictor.predict(
         [args.query], mask_type=args.mask_type, abstain=args.abstain, **given
@@ -70,38 +67,28 @@ def predict_one(args: PredictConfig) -> None:
 
 
 def output_folder(args: PredictConfig) -> Path:
-    """Returns where the files of one answer go: a folder of its own, unless --overwrite is given.
-
-    The first file is made as well, empty, so that two commands at a time never get the same folder.
-    """
+    """Returns where the files of one answer go: a folder without any, unless --overwrite is
+    given."""
     name = slug(args.query or "prompt")
     default = DEFAULT_OUT / Path(args.image).stem / name
     first = Path(args.out) if args.out else default
-    if args.overwrite:
-        return first
     further = first / name if args.out else default
     numbered = (further.with_name(f"{further.name}-{number}") for number in count(2))
     for folder in chain([first, further], numbered):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not any((folder / file).exists() for file in FILES):
-                (folder / FILES[0]).touch(exist_ok=False)
-                return folder
-        except FileExistsError:
-            continue
+        if args.overwrite or not any((folder / file).exists() for file in FILES):
+            return folder
     raise AssertionError("the numbers do not end")
 
 
 def predict_many(args: PredictConfig) -> None:
     """Predicts several queries or images into one file."""
-    if args.json or args.abstain or args.mask or has_place(args):
+    if args.json or args.abstain or is_placed(args):
         raise InputError(
             "--json, --abstain, --mask, --box, --point and --not-point are for one query about one "
             "image; leave them out"
         )
     tasks = find_tasks(args.image, args.query, args.queries)
     number, of = parse_shard(args.shard)
-    mine = tasks[number - 1 :: of]
     file = f"predictions-{number}-of-{of}.json" if of > 1 else PREDICTIONS
     asked = slug(args.query) if args.query else Path(args.queries or args.image).stem
     out = Path(args.out) if args.out else DEFAULT_OUT / Path(args.image).resolve().stem / asked
@@ -109,8 +96,8 @@ def predict_many(args: PredictConfig) -> None:
         print(f"not read, since they are no images: {', '.join(others)}", file=sys.stderr)
 
     result = predict_images(
-        load_predictor(args),
-        mine,
+        load(args.run, matmul_precision=args.matmul_precision).predictor,
+        tasks[number - 1 :: of],
         out,
         file,
         mask_type=args.mask_type,
@@ -126,15 +113,9 @@ def predict_many(args: PredictConfig) -> None:
     print(f"wrote {out / file}")
 
 
-def has_place(args: PredictConfig) -> bool:
-    """Whether a box or points say where the object is."""
-    return args.box is not None or bool(args.point or args.not_point)
-
-
-def load_predictor(args: PredictConfig) -> Predictor:
-    """Opens the run or the export."""
-    run = load(args.run, matmul_precision=args.matmul_precision)
-    return run.predictor
+def is_placed(args: PredictConfig) -> bool:
+    """Whether a mask, a box or points say where the object is."""
+    return bool(args.mask or args.box or args.point or args.not_point)
 
 
 def main() -> None:
@@ -144,14 +125,14 @@ def main() -> None:
         raise InputError("IMAGE is empty; give an image file, a folder of images or a data set")
     if args.clean and not args.mask:
         raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
-    is_of_many = args.queries is not None or is_many(args.image)
-    if args.shard != "1/1" and not is_of_many:
-        raise InputError("--shard divides a folder of images or a data set; leave it out for one")
     has_query = args.query is not None or args.queries is not None or args.image.endswith(".json")
-    if not has_query and not has_place(args) and not args.mask:
+    if not has_query and not is_placed(args):
         raise InputError(
             "there is no query; say what to segment, such as 'the red mug', or give --queries FILE"
         )
+    is_of_many = args.queries is not None or is_many(args.image)
+    if args.shard != "1/1" and not is_of_many:
+        raise InputError("--shard divides a folder of images or a data set; leave it out for one")
     enable_compilation_cache()
     if is_of_many:
         predict_many(args)

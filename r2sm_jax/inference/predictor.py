@@ -47,10 +47,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 QUERY_BUCKETS = (1, 4, 8)
-"""The queries of a row are padded to one of these numbers, so that few shapes are compiled. An
-image with more queries than the last number takes several rows of a batch."""
-BATCH_ROWS = 8
-"""Rows in a batch, each with up to 8 queries about one image; the last batch is padded."""
+"""The queries about an image are padded to one of these numbers, so that few shapes are compiled.
+More than the last number are decoded one part after the other."""
+BATCH_IMAGES = 8
+"""Images in a batch; the last batch is padded."""
 NUM_THREADS = min(8, os.cpu_count() or 1)
 """Each may hold a large image, or the masks of one, for a moment."""
 
@@ -203,9 +203,8 @@ class Predictor:
         if self.outliner is None and any(request.prompt for request in requests):
             raise no_part("outliner", "this model")
 
-        outputs = []
-        for part in _batched([request.text for request in requests], QUERY_BUCKETS[-1]):
-            outputs += self._decode_rows(image.features, [part])[0]
+        texts = [request.text for request in requests]
+        (outputs,) = self._decode_queries(image.features, [texts])
         predictions = []
         for request, output in zip(requests, outputs, strict=True):
             predictions.append(
@@ -328,7 +327,8 @@ class Predictor:
         """
 
         def answer(asked: Iterable[Asked]) -> Iterator[tuple[Asked, list[R2SMOutput]]]:
-            for batch in _batched(asked, BATCH_ROWS):
+            asked = iter(asked)
+            while batch := list(islice(asked, BATCH_IMAGES)):
                 sentences = [[request.text for request in one.requests] for one in batch]
                 outputs = self.predict_logits([one.image for one in batch], sentences)
                 yield from zip(batch, outputs, strict=True)
@@ -353,24 +353,14 @@ class Predictor:
     def predict_logits(
         self, images: Sequence[FramedImage], queries: Sequence[Sequence[str]]
     ) -> list[list[R2SMOutput]]:
-        """Returns the model's outputs for `queries[i]` about `images[i]`.
+        """Returns the model's outputs for `queries[i]` about `images[i]`, up to 8 images.
 
         They are numpy arrays without the axes b and k. Mask logits are in the letterbox frame, at
         the model's own resolution.
         """
-        # A row holds up to 8 queries about one image, so an image takes several rows, one, or none.
-        rows = []
-        for index, of_image in enumerate(queries):
-            rows += [(index, part) for part in _batched(of_image, QUERY_BUCKETS[-1])]
-
-        outputs: list[list[R2SMOutput]] = [[] for _ in images]
-        for batch in _batched(rows, BATCH_ROWS):
-            # Every batch has the same number of images, so that encoding compiles once.
-            features = self._features([images[index] for index, _ in _pad(batch, BATCH_ROWS)])
-            decoded = self._decode_rows(features, [part for _, part in batch])
-            for (index, _), outputs_of_row in zip(batch, decoded, strict=True):
-                outputs[index] += outputs_of_row
-        return outputs
+        # Every batch has the same number of images, so that encoding compiles once.
+        features = self._features(_pad(images, BATCH_IMAGES, images[0]))
+        return self._decode_queries(features, queries)
 
     # The rest.
 
@@ -400,35 +390,33 @@ class Predictor:
         valid = np.stack([frame.letterbox.valid() for frame in frames])
         return self._encode_image(self.weights, pixels, valid)
 
-    def _decode_rows(
-        self, image_features: ImageFeatures, queries: Sequence[Sequence[str]]
+    def _decode_queries(
+        self, features: ImageFeatures, queries: Sequence[Sequence[str]]
     ) -> list[list[R2SMOutput]]:
-        """Decodes the queries of each row.
+        """Decodes `queries[i]` about image i.
 
-        Args:
-            image_features: of at least as many images as there are rows; the rest is padding.
-            queries: up to 8 for each row.
+        `features` are of at least as many images as have queries; the rest is padding.
         """
         self._check_process()
-        # The number of queries is padded to a few sizes, each of which compiles once.
-        num_rows = len(image_features.tokens)
-        longest = max(len(row) for row in queries)
-        num_queries = next(size for size in QUERY_BUCKETS if size >= longest)
-
-        texts = []
-        for row in _pad(queries, num_rows):
-            texts += _pad(row, num_queries)
-        states, text_mask = self.text_encoder(texts, self.text_encoder.max_tokens)
-        states = states.reshape(num_rows, num_queries, *states.shape[1:])
-        text_mask = text_mask.reshape(num_rows, num_queries, -1)
-
-        inputs = image_features, states, text_mask, self.calibration
-        outputs = jax.device_get(self._decode(self.weights, *inputs))
-        decoded = []
-        for b, row in enumerate(queries):
-            # Every field of the output has the axes [b k ...].
-            decoded.append([R2SMOutput(*(x[b, k] for x in outputs)) for k in range(len(row))])
-        return decoded
+        num_images = len(features.tokens)
+        outputs: list[list[R2SMOutput]] = [[] for _ in queries]
+        longest = max(map(len, queries), default=0)
+        for start in range(0, longest, QUERY_BUCKETS[-1]):
+            parts = [of_image[start : start + QUERY_BUCKETS[-1]] for of_image in queries]
+            num_queries = next(size for size in QUERY_BUCKETS if size >= max(map(len, parts)))
+            padding = next(text for part in parts for text in part)
+            texts = []
+            for part in _pad(parts, num_images, ()):
+                texts += _pad(part, num_queries, padding)
+            states, mask = self.text_encoder(texts, self.text_encoder.max_tokens)
+            states = states.reshape(num_images, num_queries, *states.shape[1:])
+            mask = mask.reshape(num_images, num_queries, -1)
+            decoded = self._decode(self.weights, features, states, mask, self.calibration)
+            decoded = jax.device_get(decoded)
+            for b, part in enumerate(parts):
+                # Every field of the output has the axes [b k ...].
+                outputs[b] += [R2SMOutput(*(x[b, k] for x in decoded)) for k in range(len(part))]
+        return outputs
 
     def _to_prediction(
         self, request: Request, output: R2SMOutput, letterbox: Letterbox, **options: Any
@@ -441,12 +429,9 @@ class Predictor:
     def _warn_of_truncated(self, predictions: Sequence[Prediction]) -> None:
         for prediction in predictions:
             if prediction.unread:
-                quoted = repr(prediction.unread[:200])
-                if len(prediction.unread) > 200:
-                    quoted += " ..."
-                limit = self.text_encoder.max_tokens
                 warnings.warn(
-                    f"the query is longer than {limit} tokens; this was not read: {quoted}",
+                    f"the query is longer than {self.text_encoder.max_tokens} tokens; this was not "
+                    f"read: {prediction.unread[:200]!r}",
                     TruncatedQuery,
                     stacklevel=3,
                 )
@@ -477,16 +462,9 @@ def _calibrated_amodal_logit(
     return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
 
 
-def _pad(items: Sequence[T], length: int) -> list[T]:
-    """Repeats the first item at the end until there are `length`."""
-    return [*items, *[items[0]] * (length - len(items))]
-
-
-def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yields consecutive parts of up to `size` items."""
-    iterator = iter(items)
-    while part := list(islice(iterator, size)):
-        yield part
+def _pad(items: Sequence[T], length: int, item: T) -> list[T]:
+    """Returns `length` items: those of a sequence, then always the same one."""
+    return [*items, *[item] * (length - len(items))]
 
 
 def _map_ahead(
@@ -496,7 +474,7 @@ def _map_ahead(
     pending: deque[Future[R]] = deque()
     for item in items:
         pending.append(pool.submit(function, item))
-        if len(pending) > BATCH_ROWS:
+        if len(pending) > BATCH_IMAGES:
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
