@@ -240,11 +240,11 @@ class Predictor:
             visible_masks.append(read_mask(mask, size, f"mask {number}"))
         if neighbours is None:
             return self.completer(pixels, visible_masks)
-        others = []
-        for number, mask in enumerate(neighbours, start=1):
-            name = f"the neighbours of mask {number}"
-            is_known = mask is not None
-            others.append(read_mask(mask, size, name, may_be_empty=True) if is_known else None)
+        others: list[Mask | None] = []
+        for number, (mask, _) in enumerate(zip(neighbours, visible_masks, strict=True), start=1):
+            if mask is not None:
+                mask = read_mask(mask, size, f"neighbours of mask {number}", may_be_empty=True)
+            others.append(mask)
         return self.completer(pixels, visible_masks, neighbours=others)
 
     def _encoded(self, image: EncodedImage | ImageLike | None) -> EncodedImage:
@@ -268,7 +268,8 @@ class Predictor:
                 (outlines[index],) = self.outliner(image.pixels, [request.prompt])
 
         # Two queries may mean the same object, which is no neighbour of itself. So equal masks are
-        # completed once. Arrays cannot be keys of a dict, their bytes can.
+        # completed once. Arrays cannot be keys of a dict, their bytes can. There is nothing to
+        # complete where the outliner found nothing.
         different = {mask.tobytes(): mask for mask, _ in outlines.values() if mask.any()}
         complete_masks: dict[bytes, Mask] = {}
         if different and self.completer is not None:
@@ -280,8 +281,7 @@ class Predictor:
             needs_completer = iou is None or answers[index].mask_type == "amodal"
             if self.completer is None and needs_completer:
                 raise no_part("completer", "this model")
-            # There is nothing to complete where the outliner found nothing.
-            complete = complete_masks.get(visible.tobytes(), None if visible.any() else visible)
+            complete = complete_masks.get(visible.tobytes())
             answers[index] = answers[index].about(visible, complete, iou)
         return answers
 
