@@ -30,7 +30,7 @@ def test_a_tiny_run_is_evaluated_asked_and_exported(tiny_run, tmp_path, command)
     assert record["mask_type"] in ("modal", "amodal") and record["size"] == [40, 60]
 
     exported = command(export.main, tiny_run, "--out", tmp_path / "export", "--lm", "reference")
-    refused = "a folder of this machine" in exported.err  # the tiny language model is one
+    refused = "on this machine alone" in exported.err  # the tiny language model is one
     assert exported.code == (2 if refused else 0), exported
     exported = command(export.main, tiny_run, "--out", tmp_path / "export")
     assert exported.code == 0, exported
