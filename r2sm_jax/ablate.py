@@ -23,6 +23,7 @@ from scipy.special import expit
 
 from r2sm_jax.config import OptimizerConfig
 from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import HeadScores, ablation_table, write_ablation
 from r2sm_jax.evaluation.calibration import fit_temperature
 from r2sm_jax.evaluation.tables import print_markdown, to_markdown
@@ -55,8 +56,11 @@ def main() -> None:
     """Command line."""
     args = read_flags(AblateConfig)
     sizes = QUICK if args.quick else FULL
-    sizes = replace(sizes, num_steps=args.steps or sizes.num_steps)
-    num_seeds = args.seeds or (2 if args.quick else 3)
+    if args.steps is not None:
+        sizes = replace(sizes, num_steps=args.steps)
+    num_seeds = (2 if args.quick else 3) if args.seeds is None else args.seeds
+    if num_seeds < 1:
+        raise InputError(f"--seeds {num_seeds}: give 1 or more")
     enable_compilation_cache()
     text = args.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
