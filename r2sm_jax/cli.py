@@ -163,11 +163,18 @@ def parse_shard(shard: str) -> tuple[int, int]:
 def load_config_file(path: Path) -> Config:
     """Runs a Python file and returns the `Config` of its function `get_config`.
 
-    Raises InputError if there is no such file, or a value has another type than its field.
+    Raises InputError if there is no such file, its code fails, or a value has another type than its
+    field.
     """
     if not path.is_file():
         raise InputError(f"config file {path} does not exist; give the path of a Python file")
-    config = runpy.run_path(str(path))["get_config"]()
+    try:
+        config = runpy.run_path(str(path))["get_config"]()
+    except Exception as error:  # whatever a user's own code raises
+        raise InputError(
+            f"config file {path}: {type(error).__name__}: {error}; write a function get_config() "
+            "that returns a Config, as configs/smoke.py does"
+        ) from error
     # Dataclasses do not check the types of their fields; reading them from JSON does.
     return from_json(Config, to_json(config), f"config file {path}")
 

@@ -81,5 +81,15 @@ def test_json_of_another_version_is_refused(part, field, value, words):
         from_json(Config, values, "run.json")
 
 
+@pytest.mark.parametrize(
+    "code", ["get_config = 1 / 0", "def make_config(): ...", "def get_config(:"]
+)
+def test_a_config_file_that_does_not_load_is_named(tmp_path, code):
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    with pytest.raises(InputError, match=r"mine\.py: .*get_config"):
+        parse_config([str(file)])
+
+
 def test_flags_say_all_that_is_not_the_default(tiny_flags, tiny_config):
     assert parse_config(tiny_flags) == tiny_config

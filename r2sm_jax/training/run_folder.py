@@ -237,12 +237,21 @@ class Checkpoints:
         self._orbax = ocp.CheckpointManager(path, options=options)
 
     def save(self, step: int, state: Any, loop: Mapping[str, Any]) -> None:
-        """Saves arrays, and what the loop knows beside them, as JSON. Waits until it is on disk."""
+        """Saves arrays, and what the loop knows beside them, as JSON. Waits until it is on disk.
+
+        Raises InputError if the disk is full or cannot be written.
+        """
         content = {
             "state": ocp.args.StandardSave(by_path(state)),
             "loop": ocp.args.JsonSave(dict(loop)),
         }
-        self._orbax.save(step, args=ocp.args.Composite(**content), force=True)
+        try:
+            self._orbax.save(step, args=ocp.args.Composite(**content), force=True)
+        except Exception as error:  # orbax wraps the operating system's errors in many ways
+            raise InputError(
+                f"{self._orbax.directory}: checkpoint {step} could not be saved "
+                f"({str(error)[:200]}); free disk space, then --resume from the one before"
+            ) from error
 
     def restore(self, state: Any) -> tuple[Any, dict[str, Any]] | None:
         """Reads the latest checkpoint; None if there is none.
