@@ -11,7 +11,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.synthetic.queries.nouns import display_name, same_class, says_name
 from r2sm_jax.synthetic.scenes.scene import describe_objects
-from r2sm_jax.tools.queries import find_background, stuff_ids, template
+from r2sm_jax.tools.queries import find_background, template
 
 # Class names
 
@@ -138,7 +138,7 @@ def objects_of(content, image_id, folder):
     dataset = read_json(folder / "objects.json", need_images=False)
     truth = dataset.truth_at(dataset.image_ids.index(image_id))
     instances = [instance.convert(masks.expand) for instance in truth.instances]
-    background = find_background(truth, stuff_ids(content))
+    background = find_background(truth)
     return [facts for facts in describe_objects(instances) if facts.id not in background]
 
 

@@ -340,6 +340,7 @@ class Dataset:
             amodal=amodal,
             attributes=annotation.attributes or {},
             ignore=annotation.is_ignored,
+            fields={"isStuff": annotation.isStuff} if annotation.isStuff else {},
         )
 
 
@@ -449,17 +450,9 @@ def to_records(
                 record["ignore"] = True
             annotations.append(record)
         for query in truth.queries:
-            kind = dict(query.kind)
-            answer = kind.pop("answer", None)
-            record: dict[str, Any] = {"id": next(query_ids), **of_image}
-            record["text"] = " ".join(query.text.split())
-            record["mask_type"] = query.mask_type
-            record["instance_ids"] = [new_ids[target] for target in query.instance_ids]
-            if kind:
-                record["kind"] = kind
-            if answer is not None:
-                record["answer"] = answer
-            queries.append(record)
+            targets = tuple(new_ids[target] for target in query.instance_ids)
+            numbered = replace(query, id=next(query_ids), instance_ids=targets)
+            queries.append(query_record(truth.image_id, numbered))
     return {
         "images": images,
         "annotations": annotations,
@@ -467,6 +460,21 @@ def to_records(
         "queries": queries,
         "info": dict(info or {}),
     }
+
+
+def query_record(image_id: int, query: Query) -> dict[str, Any]:
+    """The record of a query in a dataset file."""
+    kind = dict(query.kind)
+    answer = kind.pop("answer", None)
+    record: dict[str, Any] = {"id": query.id, "image_id": image_id}
+    record["text"] = " ".join(query.text.split())
+    record["mask_type"] = query.mask_type
+    record["instance_ids"] = list(query.instance_ids)
+    if kind:
+        record["kind"] = kind
+    if answer is not None:
+        record["answer"] = answer
+    return record
 
 
 def _distinct_ids(ids: Sequence[int]) -> Iterator[int]:

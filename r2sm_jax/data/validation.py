@@ -50,6 +50,7 @@ class Annotation(msgspec.Struct, gc=False):
     attributes: dict[str, str] | None = None
     ignore: Any = None
     iscrowd: Any = None
+    isStuff: Any = None  # COCOA's floor, carpet, sky
 
     def rles(self, height: int, width: int) -> list[RLE | None]:
         """Decodes both `MASKS` of an image of this size; None for one that is not given.

@@ -35,7 +35,6 @@ from r2sm_jax.tools.referring import (
     read_lisa_plus_plus,
     read_mmr,
     read_r2sm,
-    read_r2sm_over,
     read_reasonseg,
     read_refcoco,
 )
@@ -241,13 +240,13 @@ def r2sm(
         mask_type: For files that hold one mask type only.
     """
     if over is None:
-        convert_questions(files, "r2sm", read_r2sm, fields, mask_type)
+        convert_questions(files, "r2sm", read_r2sm, None, fields, mask_type)
         return
     info = read_json(over, need_images=False).file.info or {}
     names = ", ".join(path.name for path in files.sources)
 
     def read(collector: Collector) -> Iterator[ImageTruth]:
-        return read_r2sm_over(files.sources, read_coco(over), collector, fields, mask_type)
+        return read_r2sm(files.sources, None, collector, read_coco(over), fields, mask_type)
 
     convert(files, "r2sm", read, info={**info, "queries": names})
 
@@ -319,8 +318,7 @@ def convert(
 
 def with_template_queries(truth: ImageTruth, options: TemplateOptions) -> ImageTruth:
     """An image with queries of the grammar about its objects."""
-    stuff = [instance.id for instance in truth.instances if instance.fields.get("isStuff")]
-    queries = template_queries(truth, options.queries, options.seed, stuff)
+    queries = template_queries(truth, options.queries, options.seed)
     return replace(truth, queries=tuple(queries))
 
 

@@ -11,8 +11,9 @@ import base64
 import json
 import re
 import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -24,7 +25,7 @@ from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import ImageTruth, Instance, read_json
+from r2sm_jax.data.dataset import ImageTruth, Instance, query_record, read_json, write_records
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
 from r2sm_jax.query import MASK_TYPES, MaskType, Query
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
@@ -51,16 +52,15 @@ COMMON_WORDS = frozenset(
 )
 """Words that do not tell one question from another."""
 
-QUESTION = re.compile(r"<\s?Q\s?\d{0,2}\s?>", re.IGNORECASE)
+QUESTION = re.compile(r"<\s*Q\s*\d*\s*>", re.IGNORECASE)
 """The opening of a question: <Q>, < q > or <Q1>. Its closing tag may be missing."""
-TAG = re.compile(r"<\s?/?\s?[QA]\s?\d{0,2}\s?>", re.IGNORECASE)
-INSTANCE = re.compile(
-    r"instance[\s_]id\W{0,4}(?:is)?[\W_]{0,6}(\d{1,18})\W{1,6}(?:and )?(?:the )?"
-    r"(?:class|label)[\s_]name\W{0,4}(?:is)?\W{0,6}([^\]\n;:.*\"')]+)",
-    re.IGNORECASE,
-)
+TAG = re.compile(r"<\s*/?\s*[QA]\s*\d*\s*>", re.IGNORECASE)
+INSTANCE_ID = re.compile(r"instance[\s_]id", re.IGNORECASE)
+CLASS_NAME = re.compile(r"(?:class|label)[\s_]name", re.IGNORECASE)
+NAME = re.compile(r"[\W_]*(?:is\b)?[\W_]*([^];:,.*\"')\n]*)", re.IGNORECASE)
+"""A class name up to the next punctuation."""
 COORDINATES = re.compile(
-    r"[\[(]\s?-?\d{1,9}\s?[,;]\s?-?\d|\d\s?,\s-?\d|\b[xy]\s?[=:]\s?-?\d"
+    r"[\[(]\s?-?\d+\s?[,;]|\d\s?,\s-?\d|\b[xy]\s?[=:]\s?-?\d"
     r"|\b(?:coordinates|bounding box|polygon)\b",
     re.IGNORECASE,
 )
@@ -94,72 +94,62 @@ def requests(
         overwrite: Replace the file if it exists.
     """
     data = read_json(dataset, images, need_images=image == "embed")
-    stuff = stuff_ids(load_json(dataset, "a dataset file"))
     counts = Counter[str]()
     with atomic_write(out, overwrite) as part, part.open("w", encoding="utf-8") as file:
         for index in range(len(data)):  # only one image's masks are in memory at a time
             truth = data.truth_at(index)
-            tables = make_tables(truth, find_background(truth, stuff))
-            url = truth.file_name
-            if tables and image == "embed":
-                url = to_data_url(data[index].image)
-            for mask_type, table in tables.items():
-                request = make_request(truth, mask_type, table, url, queries, model)
-                file.write(json.dumps(request, ensure_ascii=False) + "\n")
-                counts[mask_type] += 1
-
+            url = truth.file_name if image == "reference" else to_data_url(data.image_at(index))
+            for mask_type in MASK_TYPES:
+                if offered_objects(truth, mask_type):
+                    request = make_request(truth, mask_type, url, queries, model)
+                    file.write(json.dumps(request, ensure_ascii=False) + "\n")
+                    counts[mask_type] += 1
     types = f"{counts['modal']} modal, {counts['amodal']} amodal"
     version = PROMPTS["version"]
     print(f"wrote {out}: {counts.total()} requests ({types}), prompts version {version}")
 
 
-def make_tables(truth: ImageTruth, background: set[int]) -> dict[MaskType, str]:
-    """Lists an image's instances for each mask type that has some, one line of JSON each."""
-    tables: dict[MaskType, str] = {}
-    for mask_type in MASK_TYPES:
-        rows = []
-        for instance in truth.instances:
-            mask = instance.modal if mask_type == "modal" else instance.amodal
-            if mask is None or instance.id in background or not masks.areas([mask])[0]:
-                continue
-            rows.append(_row(instance, masks.expand(mask)))
-        if rows:
-            tables[mask_type] = "\n".join(rows)
-    return tables
-
-
-def _row(instance: Instance, mask: masks.Mask) -> str:
-    is_occluded = None
-    if instance.amodal is not None:
-        visible_area, area = masks.areas([instance.modal, instance.amodal])
-        is_occluded = visible_area <= (1 - MIN_HIDDEN_SHARE) * area
-    row = {
-        "id": instance.id,
-        "class_name": instance.category,
-        "box": masks.coco_box(mask),
-        "polygon": masks.outline(mask),
-        "is_occluded": is_occluded,
-    }
-    return json.dumps(row, ensure_ascii=False)
+def offered_objects(truth: ImageTruth, mask_type: MaskType) -> dict[int, Instance]:
+    """The objects of an image that a request may ask for, by id: those with a mask of this type."""
+    background = find_background(truth)
+    offered = {}
+    for instance in truth.instances:
+        mask = instance.modal if mask_type == "modal" else instance.amodal
+        if mask is not None and instance.id not in background and masks.areas([mask])[0]:
+            offered[instance.id] = instance
+    return offered
 
 
 def make_request(
-    truth: ImageTruth, mask_type: MaskType, table: str, url: str, count: int, model: str | None
+    truth: ImageTruth, mask_type: MaskType, url: str, count: int, model: str | None
 ) -> dict[str, Any]:
     """Makes one line of a batch, which asks for `count` queries of a mask type about an image."""
+    rows = []
+    for instance in offered_objects(truth, mask_type).values():
+        is_occluded = None
+        if instance.amodal is not None:
+            visible_area, area = masks.areas([instance.modal, instance.amodal])
+            is_occluded = visible_area <= (1 - MIN_HIDDEN_SHARE) * area
+        mask = masks.expand(instance.modal if mask_type == "modal" else instance.complete)
+        row = {
+            "id": instance.id,
+            "class_name": instance.category,
+            "box": masks.coco_box(mask),
+            "polygon": masks.outline(mask),
+            "is_occluded": is_occluded,
+        }
+        rows.append(json.dumps(row, ensure_ascii=False))
     height, width = truth.size
     # The order of the paper's requests: rules and example, then the list, then the image.
     user = Template(PROMPTS["user"]).substitute(
-        height=height, width=width, table=table, count=count
+        height=height, width=width, table="\n".join(rows), count=count
     )
     content = [{"type": "text", "text": user}, {"type": "image_url", "image_url": {"url": url}}]
     messages = [
         {"role": "system", "content": system_prompt(mask_type, count)},
         {"role": "user", "content": content},
     ]
-    body: dict[str, Any] = {"messages": messages}
-    if model:
-        body = {"model": model, **body}
+    body = {"model": model, "messages": messages} if model else {"messages": messages}
     custom_id = request_id(truth.image_id, mask_type)
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
@@ -174,7 +164,7 @@ def request_id(image_id: int, mask_type: MaskType) -> str:
     return f"img{image_id}-{mask_type}"
 
 
-def to_data_url(image: Any) -> str:
+def to_data_url(image: np.ndarray) -> str:
     """A URL that holds an image `uint8 [H W 3]` itself, as a JPEG."""
     buffer = BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=90)
@@ -212,10 +202,8 @@ def parse(
         overwrite: Replace these files if they exist.
     """
     data = read_json(dataset, need_images=False)
-    records = load_json(dataset, "a dataset file")
-    added, left_out = collect_queries(
-        [data.truth_at(index) for index in range(len(data))], stuff_ids(records), answers
-    )
+    truths = [data.truth_at(index) for index in range(len(data))]
+    added, left_out = collect_queries(truths, answers)
     if rejected is not None:
         with atomic_write(rejected, overwrite) as part:
             part.write_text("".join(json.dumps(row) + "\n" for row in left_out), "utf-8")
@@ -227,31 +215,28 @@ def parse(
             f"{', '.join(map(str, answers))}: no line holds a question for this dataset; give the "
             "answers to the requests that were made from it"
         )
-
-    records["queries"] += added
-    with atomic_write(out, overwrite) as part:
-        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", "utf-8")
-    types = Counter(query["mask_type"] for query in added)
+    add_queries(dataset, added, out, overwrite)
+    types = Counter(query.mask_type for _, query in added)
     print(f"wrote {out}: {types['modal']} modal and {types['amodal']} amodal queries more")
 
 
 def collect_queries(
-    truths: Sequence[ImageTruth], stuff: set[int], paths: Sequence[Path]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    truths: Sequence[ImageTruth], paths: Sequence[Path]
+) -> tuple[list[tuple[int, Query]], list[dict[str, Any]]]:
     """Collects the queries of files of answers.
 
-    Returns the records of the usable ones, and rows that say why the others were left out.
+    Returns the usable ones with the ids of their images, and rows that say why the others were left
+    out.
     """
     requested: dict[str, tuple[ImageTruth, MaskType]] = {}
-    # The words of each question so far by image and mask type, to find near-duplicates.
-    earlier: dict[tuple[int, str], list[frozenset[str]]] = defaultdict(list)
-    next_id = 1
+    # The words of each question so far by request, to find near-duplicates.
+    earlier: dict[str, list[frozenset[str]]] = {}
     for truth in truths:
         for mask_type in MASK_TYPES:
-            requested[request_id(truth.image_id, mask_type)] = truth, mask_type
-        for query in truth.queries:
-            earlier[truth.image_id, query.mask_type].append(_content_words(query.text))
-            next_id = max(next_id, query.id + 1)
+            custom_id = request_id(truth.image_id, mask_type)
+            requested[custom_id] = truth, mask_type
+            known = [query.text for query in truth.queries if query.mask_type == mask_type]
+            earlier[custom_id] = [_content_words(text) for text in known]
 
     added, left_out = [], []
     for place, custom_id, text in _read_lines(paths):
@@ -259,53 +244,38 @@ def collect_queries(
             left_out.append(place | {"reason": "unreadable", "answer": text})
             continue
         truth, mask_type = requested[custom_id]
-        background = find_background(truth, stuff)
-        offered = {
-            instance.id: instance.category
-            for instance in truth.instances
-            if instance.id not in background
-            and (mask_type == "modal" or instance.amodal is not None)
-        }
-        earlier_questions = earlier[truth.image_id, mask_type]
+        offered = offered_objects(truth, mask_type)
         for written in read_answer(text):
-            reason = _fault(written, offered, earlier_questions)
+            reason = _fault(written, offered, earlier[custom_id])
             if reason:
                 row = {"reason": reason, "question": written.question, "answer": written.answer}
                 left_out.append(place | row)
                 continue
-            earlier_questions.append(_content_words(written.question))
-            ids = list(dict.fromkeys(number for number, _ in written.instances))
-            query = {
-                "id": next_id,
-                "image_id": truth.image_id,
-                "text": written.question,
-                "mask_type": mask_type,
-                "instance_ids": ids,
-                "kind": {"task": "reasoning", "multi": len(ids) > 1, "source": "llm"},
-                "answer": written.answer,
-            }
-            added.append(query)
-            next_id += 1
+            earlier[custom_id].append(_content_words(written.question))
+            ids = tuple(dict.fromkeys(number for number, _ in written.instances))
+            kind = {"task": "reasoning", "multi": len(ids) > 1, "source": "llm"}
+            kind["answer"] = written.answer
+            query = Query(len(added), written.question, mask_type, ids, kind)
+            added.append((truth.image_id, query))
     return added, left_out
 
 
 def _read_lines(paths: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Yields place, request id and text of each line; both are "" where it cannot be read."""
     for path in paths:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
-        for number, line in enumerate(lines, start=1):
-            custom_id, text = "", line
-            try:
-                record = json.loads(line)
-                custom_id = record["custom_id"]
-                text = record.get("text")
-                if text is None:
-                    text = record["response"]["body"]["choices"][0]["message"]["content"]
-                if isinstance(text, list):  # some services give a message in parts
-                    text = "".join(part["text"] for part in text)
-            except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-                custom_id, text = "", line
-            yield {"file": str(path), "line": number}, str(custom_id), str(text)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    record = json.loads(line)
+                    custom_id = record["custom_id"]
+                    text = record.get("text")
+                    if text is None:
+                        text = record["response"]["body"]["choices"][0]["message"]["content"]
+                    if isinstance(text, list):  # some services give a message in parts
+                        text = "".join(part["text"] for part in text)
+                except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+                    custom_id, text = "", line
+                yield {"file": str(path), "line": number}, str(custom_id), str(text)
 
 
 def read_answer(text: str) -> list[WrittenQuery]:
@@ -319,27 +289,39 @@ def read_answer(text: str) -> list[WrittenQuery]:
     for part in parts or [""]:
         question, _, answer = TAG.sub("\n", part).partition("\n")
         question = " ".join(question.split())
-        instances = INSTANCE.findall(answer)
+        pairs = read_instances(answer)
         # An instance that cannot be read makes the whole answer doubtful.
-        is_complete = len(instances) == len(re.findall(r"instance[\s_]id", answer, re.IGNORECASE))
-        pairs = [(int(number), name.strip()) for number, name in instances]
-        is_readable = bool(words_of(question)) and is_complete
-        written.append(WrittenQuery(question, answer.strip(), tuple(pairs) if is_readable else ()))
+        is_readable = bool(words_of(question)) and all(number and name for number, name in pairs)
+        instances = [(int(number), name) for number, name in pairs if is_readable]
+        written.append(WrittenQuery(question, answer.strip(), tuple(instances)))
     return written
 
 
+def read_instances(answer: str) -> list[tuple[str, str]]:
+    """Reads ids and class names in an answer, as "instance id is [3], class name is [mug]; ...".
+
+    Brackets are optional. What is missing is empty, and so is an id that is not one number.
+    """
+    pairs = []
+    for mention in INSTANCE_ID.split(answer)[1:]:
+        before, *after = CLASS_NAME.split(mention, maxsplit=1)
+        numbers = re.findall(r"\d{1,18}", re.split("[;.\n]", before)[0])
+        name = NAME.match(after[0]) if after else None
+        pairs.append((numbers[0] if len(numbers) == 1 else "", name[1].strip() if name else ""))
+    return pairs
+
+
 def _fault(
-    written: WrittenQuery, offered: Mapping[int, str], earlier: Sequence[frozenset[str]]
+    written: WrittenQuery, offered: Mapping[int, Instance], earlier: Sequence[frozenset[str]]
 ) -> str:
-    """The reason to leave a query out, or "". `offered` has class names by instance id."""
+    """The reason to leave a query out, or "". `offered` are the objects of its request by id."""
     if not written.instances:
         return "unreadable"
     for number, name in written.instances:
-        if number not in offered or not same_class(name, offered[number]):
+        if number not in offered or not same_class(name, offered[number].category):
             return "wrong instance"
-    gives_name = any(
-        says_name(written.question, offered[number]) for number, _ in written.instances
-    )
+    names = {offered[number].category for number, _ in written.instances}
+    gives_name = any(says_name(written.question, name) for name in names)
     if gives_name or COORDINATES.search(written.question):
         return "gives away"
     # The share of common words (Jaccard), as a model often asks the same with other small words.
@@ -384,43 +366,26 @@ def template(
         raise InputError("queries template: give --queries 1 or more and --seed 0 or more")
     refuse_overwrite(out, overwrite)
     data = read_json(dataset, need_images=False)
-    records = load_json(dataset, "a dataset file")
-    stuff = stuff_ids(records)
-    number = max((query["id"] for query in records["queries"]), default=0)
     added = []
     for index in range(len(data)):  # only one image's masks are in memory at a time
         truth = data.truth_at(index)
-        for query in template_queries(truth, queries, seed, stuff):
-            number += 1
-            record = {
-                "id": number,
-                "image_id": truth.image_id,
-                "text": query.text,
-                "mask_type": query.mask_type,
-                "instance_ids": list(query.instance_ids),
-                "kind": dict(query.kind),
-            }
-            added.append(record)
-    records["queries"] += added
-    with atomic_write(out, overwrite) as part:
-        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", "utf-8")
-    types = Counter(query["mask_type"] for query in added)
-    num_without = len(data) - len({query["image_id"] for query in added})
+        added += [(truth.image_id, query) for query in template_queries(truth, queries, seed)]
+    add_queries(dataset, added, out, overwrite)
+    types = Counter(query.mask_type for _, query in added)
+    num_without = len(data) - len({image_id for image_id, _ in added})
     print(
         f"wrote {out}: {len(added)} queries more ({types['modal']} modal, {types['amodal']} "
         f"amodal); {num_without} of {len(data)} images got none"
     )
 
 
-def template_queries(
-    truth: ImageTruth, count: int, seed: int, stuff: Collection[int] = ()
-) -> list[Query]:
+def template_queries(truth: ImageTruth, count: int, seed: int) -> list[Query]:
     """Writes up to `count` queries about an image, without those that it has already.
 
-    `stuff` are the ids of COCOA's stuff. Raises ValueError for a mask that cannot be read.
+    Raises ValueError for a mask that cannot be read.
     """
     instances = [instance.convert(masks.expand) for instance in truth.instances]
-    forbidden = forbidden_targets(instances, find_background(truth, stuff))
+    forbidden = forbidden_targets(instances, find_background(truth))
     # A generator of its own for each image, so that queries do not depend on the other images.
     # A seed cannot be negative, and ids can.
     rng = np.random.default_rng((seed, truth.image_id % 2**63))
@@ -433,15 +398,23 @@ def template_queries(
     ]
 
 
-def stuff_ids(records: Mapping[str, Any]) -> set[int]:
-    """The ids of COCOA's stuff (floor, carpet, sky) among the records of a dataset file."""
-    return {record["id"] for record in records["annotations"] if record.get("isStuff")}
-
-
-def find_background(truth: ImageTruth, stuff: Collection[int]) -> set[int]:
-    """The ids of the objects of an image that no query asks for: ignored ones, and stuff unless
-    there is nothing else."""
-    ids = {instance.id for instance in truth.instances}
+def find_background(truth: ImageTruth) -> set[int]:
+    """The ids of the objects of an image that no query asks for: ignored ones, and COCOA's stuff
+    (floor, carpet, sky) unless there is nothing else."""
     ignored = {instance.id for instance in truth.instances if instance.ignore}
-    background = ignored | ids.intersection(stuff)
-    return ignored if background == ids else background
+    stuff = {instance.id for instance in truth.instances if instance.fields.get("isStuff")}
+    return ignored if len(ignored | stuff) == len(truth.instances) else ignored | stuff
+
+
+def add_queries(
+    dataset: Path, added: Sequence[tuple[int, Query]], out: Path, overwrite: bool
+) -> None:
+    """Writes a copy of a dataset file with more queries, given with the ids of their images.
+
+    They are numbered after those of the file.
+    """
+    records = load_json(dataset, "a dataset file")
+    first = 1 + max((query["id"] for query in records["queries"]), default=0)
+    for number, (image_id, query) in enumerate(added, first):
+        records["queries"].append(query_record(image_id, replace(query, id=number)))
+    write_records(out, records, overwrite)

@@ -1,13 +1,15 @@
-"""Reads questions with masks: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR and R2SM."""
+"""Reads questions with masks: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR and R2SM.
+
+A reader asks its questions about the images of one `_Images`, which yields them with their objects.
+"""
 
 import pickle
-import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +22,16 @@ from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 from r2sm_jax.query import MASK_TYPES, MaskType, Query
+from r2sm_jax.tools.queries import TAG, read_instances
 
-LISA_IMAGE_FIELDS = ("img_path", "image_path", "img_pth")
-TAGS = re.compile("</?[QA]>")
-"""Tags around questions and answers, which R2SM's prompts ask of a language model."""
-Object = tuple[Hashable, str, RLE, RLE | None]
-"""An object of a question: a key that is its own within the image, its class, and its visible and
-complete mask."""
+
+class Object(NamedTuple):
+    """An object that a question means."""
+
+    category: str
+    modal: RLE
+    amodal: RLE | None = None
+    ignore: bool = False
 
 
 @dataclass
@@ -36,65 +41,83 @@ class _Image:
     image_id: int
     file_name: str
     size: tuple[int, int]
-    numbers: Iterator[int]
-    """The ids of all objects of a source."""
     instances: dict[Hashable, Instance[RLE]] = field(default_factory=dict)
+    """Its objects by keys that are their own in the image."""
     queries: list[Query] = field(default_factory=list)
 
-    def add(self, objects: Iterable[Object]) -> list[int]:
-        """Adds the objects that are new, and returns the ids of all.
-
-        Raises ValueError, and adds nothing, for an object without a pixel, and for one that had
-        another mask before.
-        """
-        known = dict(self.instances)
-        ids = []
-        for key, category, modal, amodal in objects:
-            if not any(masks.areas([modal, amodal or modal])):
-                raise ValueError(f"the mask of {key} has no pixel in the image")
-            if key not in known:
-                known[key] = Instance(next(self.numbers), category, modal, amodal)
-            elif (known[key].modal, known[key].amodal) != (modal, amodal):
-                raise ValueError(f"object {key} had another mask before")
-            ids.append(known[key].id)
-        self.instances = known
-        return ids
-
     def ask(
-        self, text: str, objects: Iterable[Object], kind: Mapping[str, Any], answer: Any = None
+        self,
+        text: str,
+        targets: Iterable[int],
+        kind: Mapping[str, Any],
+        answer: Any = None,
+        mask_type: MaskType = "modal",
     ) -> None:
-        """Adds a question about visible masks, and its objects. Raises ValueError like `add`."""
-        targets = self.add(objects)
-        query = _make_query(len(self.queries) + 1, text, "modal", targets, kind, answer)
-        self.queries.append(query)
-
-    def truth(self) -> ImageTruth:
-        instances = tuple(self.instances.values())
-        return ImageTruth(self.image_id, self.file_name, self.size, instances, tuple(self.queries))
+        """Adds a question about objects, each of which counts once. Raises ValueError for one
+        without words."""
+        if not is_text(text):
+            raise ValueError("its question is empty")
+        distinct = tuple(dict.fromkeys(targets))
+        kind = {**kind, "multi": len(distinct) > 1}
+        if isinstance(answer, str):
+            kind["answer"] = answer
+        self.queries.append(Query(len(self.queries) + 1, text, mask_type, distinct, kind))
 
 
 class _Images:
-    """The images of a source by their key, in the order in which questions name them."""
+    """The images of a source, in the order in which questions name them."""
 
-    def __init__(self) -> None:
+    def __init__(self, images_dir: Path | None) -> None:
+        self.images_dir = images_dir
         self.by_key: dict[Hashable, _Image] = {}
-        self.numbers = count(1)
+        self.object_ids = count(1)
 
-    def get(
-        self, key: Hashable, file_name: str, size: tuple[int, int], image_id: int | None = None
-    ) -> _Image:
-        """The image of a key. Raises ValueError if it had another file or size before."""
+    def get(self, source: Path, listed: Mapping[str, Any], key: Hashable) -> _Image:
+        """The image of a key; a whole number is its id, too. `listed` names its file, as a COCO
+        file does.
+
+        Raises ValueError if it had another file before, and InputError as `locate`.
+        """
+        file_name, size = locate(source, listed, self.images_dir, True)
         if key not in self.by_key:
-            number = len(self.by_key) + 1 if image_id is None else image_id
-            self.by_key[key] = _Image(number, file_name, size, self.numbers)
+            number = key if isinstance(key, int) else len(self.by_key) + 1
+            self.by_key[key] = _Image(number, file_name, size)
         image = self.by_key[key]
         if (image.file_name, image.size) != (file_name, size):
             raise ValueError(f"image {key} is {image.file_name} of {image.size} before")
         return image
 
+    def add(self, image: _Image, objects: Mapping[Any, Object]) -> list[int]:
+        """Adds the objects to an image that it does not have yet, and returns the ids of all.
+
+        Raises ValueError, and adds nothing, for one without a pixel, or with another mask than
+        before.
+        """
+        for key, (_, modal, amodal, _) in objects.items():
+            if not any(masks.areas([modal, amodal or modal])):
+                raise ValueError(f"the mask of {key} has no pixel in the image")
+            known = image.instances.get(key)
+            if known and (known.modal, known.amodal) != (modal, amodal):
+                raise ValueError(f"object {key} had another mask before")
+        for key, (category, modal, amodal, ignore) in objects.items():
+            if key not in image.instances:
+                number = next(self.object_ids)
+                instance = Instance(number, category, modal, amodal, ignore=ignore)
+                image.instances[key] = instance
+        return [image.instances[key].id for key in objects]
+
     def truths(self) -> Iterator[ImageTruth]:
         for image in self.by_key.values():
-            yield image.truth()
+            yield ImageTruth(
+                image.image_id,
+                image.file_name,
+                image.size,
+                tuple(image.instances.values()),
+                tuple(image.queries),
+            )
+
+
+# RefCOCO
 
 
 def read_refcoco(
@@ -108,29 +131,27 @@ def read_refcoco(
     (grefs(...).json).
 
     The layout is that of lichengunc/refer refer.py; in gRefCOCO `ann_id` is a list, `[-1]` for no
-    target. Only what the split uses is read. `instances` is COCO's instances.json. Raises
-    InputError for files of another kind, and if there is no such split.
+    target. `instances` is COCO's instances.json. Raises InputError for files of another kind, and
+    if there is no such split.
     """
-    refs = [(where, ref) for where, _, ref in read_lists(sources, collector)]
-    splits = {str(ref.get("split")) for _, ref in refs}
-    if not any(_in_split(name, split) for name in splits):
-        known = ", ".join(sorted(splits))
-        raise InputError(f"{sources[0]}: there is no split {split!r}; --split is one of {known}")
-    coco = load_json(instances, "COCO's instances.json")
-    tables = {
-        key: {record["id"]: record for record in coco[key]}
-        for key in ("images", "annotations", "categories")
-    }
-    images = _Images()
-    for where, ref in refs:
-        if not _in_split(str(ref.get("split")), split):
+    with Collector(is_strict=True).record(str(instances)):
+        coco = load_json(instances, "COCO's instances.json")
+        tables = {
+            key: {record["id"]: record for record in coco[key]}
+            for key in ("images", "annotations", "categories")
+        }
+    images = _Images(images_dir)
+    names = set()
+    for where, _, ref in read_lists(sources):
+        name = str(ref.get("split"))
+        names.add(name)
+        if not _in_split(name, split):
             continue
         with collector.record(where):
             image_id = ref["image_id"]
-            listed = tables["images"][image_id]
-            image = images.get(image_id, *locate(instances, listed, images_dir, True), image_id)
+            image = images.get(instances, tables["images"][image_id], image_id)
             ids = ref["ann_id"] if isinstance(ref["ann_id"], list) else [ref["ann_id"]]
-            objects: list[Object] = []
+            objects = {}
             for number in ids if ids != [-1] else []:
                 annotation = tables["annotations"][number]
                 if annotation["image_id"] != image_id:
@@ -138,24 +159,26 @@ def read_refcoco(
                 # Its `iscrowd` does not count: RefCOCO refers to crowds too, and scores them.
                 category = tables["categories"][annotation["category_id"]]["name"]
                 mask = masks.compressed(annotation["segmentation"], *image.size)
-                objects.append((number, category, mask, None))
+                objects[number] = Object(category, mask)
+            targets = images.add(image, objects)
             for sentence in ref["sentences"]:
                 if sentence["sent"].strip():  # the cleaned form of `raw`, which can be empty
-                    image.ask(sentence["sent"], objects, {"task": "referring"})
+                    image.ask(sentence["sent"], targets, {"task": "referring"})
+    if not any(_in_split(name, split) for name in names):
+        known = ", ".join(sorted(names))
+        raise InputError(f"{sources[0]}: there is no split {split!r}; --split is one of {known}")
     yield from images.truths()
 
 
 def _in_split(name: str, split: str) -> bool:
-    """Whether a ref with this split belongs to `split`.
+    """Whether a ref of the split `name` belongs to `split`, as in refer.py: "testAB" to testA,
+    testB and test."""
+    if split in ("testA", "testB", "testC"):
+        return split[-1] in name
+    return split == name or (split == "test" and "test" in name)
 
-    As in refer.py "test" includes testA and testB, and "testA" every split of the tests with an A
-    in its name.
-    """
-    if not name.startswith("test") or not split.startswith("test"):
-        return name == split
-    if name == split or split == "test":
-        return True
-    return len(split) == len("testA") and split[-1] in name.removeprefix("test")
+
+# ReasonSeg
 
 
 def read_reasonseg(
@@ -171,30 +194,30 @@ def read_reasonseg(
     label become an ignored object, those labelled "flag" are not used, all others are the target.
     """
     answers = {}
-    if explanatory is not None:
-        for where, _, entry in read_lists([explanatory], collector):
-            with collector.record(where):
-                answers[entry["image"], entry["query"]] = entry["outputs"]
-    numbers = count(1)
-    for image_id, path in enumerate(json_files(sources), start=1):
+    for where, _, entry in read_lists([explanatory] if explanatory else []):
+        with collector.record(where):
+            answers[entry["image"], entry["query"]] = entry["outputs"]
+    images = _Images(images_dir)
+    for path in json_files(sources):
         with collector.record(str(path)):
             content = load_json(path, "a ReasonSeg annotation")
             names = [path.stem + suffix for suffix in (".jpg", ".jpeg", ".png")]
-            file_name, size = locate(path, {"file_names": names}, images_dir, True)
-            image = _Image(image_id, file_name, size, numbers)
-            target, ignored = _draw_shapes(content["shapes"], size)
-            objects = [("target", "target", masks.encode(target), None)] if target.any() else []
-            if not objects:
+            image = images.get(path, {"file_names": names}, path)
+            target, ignored = _draw_shapes(content["shapes"], image.size)
+            objects: dict[Hashable, Object] = {}
+            if target.any():
+                objects["target"] = Object("target", masks.encode(target))
+            else:
                 collector.note(str(path), "there is no target; its sentences mean nothing there")
+            targets = images.add(image, objects)
             task = "reasoning" if content.get("is_sentence") else "referring"
             for text in content["text"]:
-                image.ask(text, objects, {"task": task}, answers.get((file_name, text)))
+                answer = answers.get((image.file_name, text))
+                image.ask(text, targets, {"task": task}, answer)
             if ignored.any():
-                rle = masks.encode(ignored)
-                image.instances["ignored"] = Instance(
-                    next(numbers), "ignored", rle, None, ignore=True
-                )
-            yield image.truth()
+                region = Object("ignored", masks.encode(ignored), ignore=True)
+                images.add(image, {"ignored": region})
+    yield from images.truths()
 
 
 def _draw_shapes(shapes: Sequence[Mapping[str, Any]], size: tuple[int, int]) -> tuple[Mask, Mask]:
@@ -243,6 +266,9 @@ def draw_polygon(points: Any, size: tuple[int, int]) -> Mask:
     return canvas.astype(bool)
 
 
+# LISA++
+
+
 def read_lisa_plus_plus(
     sources: Sequence[Path], images_dir: Path | None, collector: Collector
 ) -> Iterator[ImageTruth]:
@@ -251,42 +277,29 @@ def read_lisa_plus_plus(
     Masks are polygons in `points`, as {id: {"label name", "points"}}, or polygons or RLEs in
     `info`, as {id: mask}, in the layout that QuentinFitteRey/VLMSAM utils/cot_dataset.py reads.
     """
-    images = _Images()
-    for where, path, entry in read_lists(sources, collector):
+    images = _Images(images_dir)
+    for where, path, entry in read_lists(sources):
         with collector.record(where):
-            present = [key for key in LISA_IMAGE_FIELDS if key in entry]
-            name = entry[(present or LISA_IMAGE_FIELDS)[0]].strip()
-            image = images.get(name, *locate(path, {"file_name": name}, images_dir, True))
+            name = (entry.get("img_path") or entry.get("image_path") or entry["img_pth"]).strip()
+            image = images.get(path, {"file_name": name}, name)
             answer = entry.get("English Answer")
-            names = named_objects(answer) if isinstance(answer, str) else {}
-            shapes = entry["info"] if entry.get("info") is not None else entry["points"]
+            names = dict(read_instances(answer or ""))
+            shapes = entry.get("info") or entry["points"]
             ids = entry["ID"] if entry.get("ID") is not None else names or shapes
-            # An id that neither has a mask nor stands in the answer is a slip.
-            stray = [i for i in map(str, ids) if names and i not in shapes and i not in names]
-            used = [i for i in map(str, ids) if i not in stray]
-            if stray or (names and set(names) != set(used)):
-                collector.note(where, "ID and answer name other instances; those of ID are used")
-            objects: list[Object] = []
-            for key in used:
-                shape, category = shapes[key], names.get(key)
+            objects = {}
+            for key in map(str, ids):
+                shape = shapes[key]
+                category = names.get(key)
                 if "points" in shape:
-                    shape, category = shape["points"], shape.get("label name") or category
-                mask = masks.compressed(shape, *image.size)
-                objects.append((key, category or NO_NAME, mask, None))
-            image.ask(entry["English Question"], objects, {"task": "reasoning"}, answer)
+                    category = shape.get("label name") or category
+                    shape = shape["points"]
+                objects[key] = Object(category or NO_NAME, masks.compressed(shape, *image.size))
+            targets = images.add(image, objects)
+            image.ask(entry["English Question"], targets, {"task": "reasoning"}, answer)
     yield from images.truths()
 
 
-def named_objects(answer: str) -> dict[str, str]:
-    """Finds ids and class names in an answer such as "instance id is 3, class name is cup; ...".
-
-    Brackets are optional, a name that is missing is empty.
-    """
-    pattern = (
-        r"instance id is\s*\[?\s*(\w+)(?:\s*\]?\s*,?\s*(?:class|label) name is\s*\[?([^];,.\n]+))?"
-    )
-    pairs = re.findall(pattern, answer, re.IGNORECASE)
-    return {number: name.strip() for number, name in pairs}
+# MMR
 
 
 def read_mmr(
@@ -300,12 +313,11 @@ def read_mmr(
     MMR's own loader; other files keep every question. That loader samples questions without their
     answers, so that the two can belong to different questions; here they stay together.
     """
-    images = _Images()
-    for where, path, entry in read_lists(sources, collector):
+    images = _Images(images_dir)
+    for where, path, entry in read_lists(sources):
         questions = []
         with collector.record(where):
-            image_id = entry["image_id"]
-            image = images.get(image_id, *locate(path, entry, images_dir, True), image_id)
+            image = images.get(path, entry, entry["image_id"])
             texts = entry.get("text_answers") or [None] * len(entry["questions"])
             questions = list(zip(entry["questions"], entry["answers"], texts, strict=True))
         is_training = "train" in path.stem.split("_")
@@ -314,19 +326,21 @@ def read_mmr(
                 if is_training and text and str(text).count("{seg}") != len(answers):
                     collector.note(where, "left out, {seg} is not as often there as answers are")
                     continue
-                objects = [_mmr_object(answer, image.size) for answer in answers]
-                are_parts = {":" in category for _, category, _, _ in objects}
+                objects = {}
+                for answer in answers:
+                    category = answer["category_name"]
+                    mask = masks.compressed(answer["segmentation"], *image.size)
+                    # Without an id: the same mask of the same class is the same object.
+                    objects[category, mask["counts"]] = Object(category, mask)
+                are_parts = {":" in category for category, _ in objects}
                 level = "part" if True in are_parts else "object"
                 level = "mixed" if len(are_parts) > 1 else level
-                image.ask(question, objects, {"task": "reasoning", "level": level}, text)
+                targets = images.add(image, objects)
+                image.ask(question, targets, {"task": "reasoning", "level": level}, text)
     yield from images.truths()
 
 
-def _mmr_object(answer: Mapping[str, Any], size: tuple[int, int]) -> Object:
-    """The object of an answer. It has no id: the same mask of the same class is the same object."""
-    mask = masks.compressed(answer["segmentation"], *size)
-    category = answer["category_name"]
-    return (category, mask["counts"]), category, mask, None
+# R2SM
 
 
 @dataclass(frozen=True)
@@ -346,140 +360,93 @@ class R2SMFields:
     """Without --over: complete masks, in the same form. Without them only modal ones are known."""
 
 
-def read_r2sm_over(
+def read_r2sm(
     sources: Sequence[Path],
-    over: Iterable[ImageTruth],
+    images_dir: Path | None,
     collector: Collector,
+    over: Iterable[ImageTruth] | None = None,
     fields: R2SMFields = R2SMFields(),
     mask_type: MaskType | None = None,
 ) -> Iterator[ImageTruth]:
     """Reads R2SM's text queries about the images `over`, which have them in place of their own.
 
     Instances are given as ids or named in the answer. Their ids are the `source_id` of the
-    annotations, or the id of one without. `mask_type` is that of all queries; None: each says its
-    own.
-    """
-    truths = {truth.image_id: replace(truth, queries=()) for truth in over}
-    ids_of: dict[Any, set[int]] = {}
-    for truth in truths.values():
-        for key in {truth.image_id, truth.file_name, Path(truth.file_name).name}:
-            ids_of.setdefault(key, set()).add(truth.image_id)
-    queries: dict[int, list[Query]] = {image_id: [] for image_id in truths}
-    for where, _, entry in read_lists(sources, collector):
-        with collector.record(where):
-            name = entry[fields.image]
-            found = ids_of.get(name) or ids_of.get(Path(str(name)).name, set())
-            if len(found) != 1:
-                raise ValueError(f"image {name!r} is not in the dataset, or several have this name")
-            (image_id,) = found
-            instances = truths[image_id].instances
-            new_ids = {i.fields.get("source_id", i.id): i.id for i in instances}
-            targets = [new_ids[int(number)] for number in _instance_ids(entry, fields)]
-            number = len(queries[image_id]) + 1
-            query = _r2sm_query(number, entry, fields, mask_type, targets)
-            queries[image_id].append(query)
-    for image_id, truth in truths.items():
-        yield replace(truth, queries=tuple(queries[image_id]))
-
-
-def read_r2sm(
-    sources: Sequence[Path],
-    images_dir: Path | None,
-    collector: Collector,
-    fields: R2SMFields = R2SMFields(),
-    mask_type: MaskType | None = None,
-) -> Iterator[ImageTruth]:
-    """Reads R2SM's text queries that name an image file and hold the masks of their instances.
+    annotations, or the id of one without. Without `over` queries name an image file and hold the
+    masks of their instances. `mask_type` is that of all queries; None: each says its own.
 
     Raises InputError if most visible and complete masks are exchanged.
     """
-    images = _Images()
+    images = _Images(images_dir)
+    named: dict[Any, set[int]] = {}
+    for truth in over or ():
+        instances = {str(i.fields.get("source_id", i.id)): i for i in truth.instances}
+        image = _Image(truth.image_id, truth.file_name, truth.size, {**instances})
+        images.by_key[truth.image_id] = image
+        for name in (truth.image_id, truth.file_name, Path(truth.file_name).name):
+            named.setdefault(name, set()).add(truth.image_id)
     comparison = MaskComparison()
-    for where, path, entry in read_lists(sources, collector):
+    for where, path, entry in read_lists(sources):
         with collector.record(where):
             name = entry[fields.image]
-            if not isinstance(name, str):
+            numbers = _instance_ids(entry, fields)
+            if over is not None:
+                found = named.get(name) or named.get(Path(str(name)).name, set())
+                if len(found) != 1:
+                    raise ValueError(f"image {name!r} is not in the dataset, or several are")
+                image = images.by_key[min(found)]
+                targets = [image.instances[number].id for number in numbers]
+            elif isinstance(name, str):
+                image = images.get(path, {"file_name": name}, name)
+                objects = _own_objects(entry, numbers, fields, image.size)
+                for (number, _), one in objects.items():
+                    comparison.add(f"{where}: {number}", one.modal, one.amodal)
+                targets = images.add(image, objects)
+            else:
                 raise ValueError(f"a dataset file must explain image {name}; give it with --over")
-            image = images.get(name, *locate(path, {"file_name": name}, images_dir, True))
-            numbers = [str(number) for number in _instance_ids(entry, fields)]
-            names = named_objects(str(entry.get(fields.answer)))
-            visible = _own_masks(entry[fields.visible], numbers, image.size)
-            complete: list[RLE | None] = [None] * len(numbers)
-            if entry.get(fields.complete) is not None:
-                complete = [*_own_masks(entry[fields.complete], numbers, image.size)]
-            objects: list[Object] = []
-            for number, modal, amodal in zip(numbers, visible, complete, strict=True):
-                if amodal is not None:
-                    comparison.add(f"{where}: {number}", modal, amodal)
-                # Queries of one image may know different masks of an instance; each keeps what it
-                # knows.
-                key = number, amodal is None
-                objects.append((key, names.get(number) or NO_NAME, modal, amodal))
-            targets = image.add(objects)
-            query = _r2sm_query(len(image.queries) + 1, entry, fields, mask_type, targets)
-            image.queries.append(query)
+            own_type = mask_type or entry[fields.mask_type].strip().lower()
+            if own_type not in MASK_TYPES:
+                raise ValueError(f"its mask type is {own_type!r}; write 'modal' or 'amodal'")
+            text = TAG.sub(" ", entry[fields.text])
+            answer = entry.get(fields.answer)
+            image.ask(text, targets, {"task": "reasoning"}, answer, own_type)
     check(", ".join(map(str, sources)), comparison.contradictions())
     yield from images.truths()
 
 
-def _own_masks(values: Any, numbers: Sequence[str], size: tuple[int, int]) -> list[RLE]:
-    """The masks of the instances of a query, from {id: mask} or a list beside the ids."""
-    if isinstance(values, dict):
-        values = [values[number] for number in numbers]
-    if len(values) != len(numbers):
-        raise ValueError(f"there are {len(values)} masks for {len(numbers)} instances")
-    return [masks.compressed(value, *size) for value in values]
+def _own_objects(
+    entry: Mapping[str, Any], numbers: Sequence[str], fields: R2SMFields, size: tuple[int, int]
+) -> dict[tuple[str, int], Object]:
+    """The objects of a query that holds their masks, {id: mask} or a list beside the ids."""
+    names = dict(read_instances(entry.get(fields.answer) or ""))
+    rles: list[list[RLE]] = []
+    for name in (fields.visible, fields.complete):
+        values = entry[name] if name == fields.visible else entry.get(name)
+        if values is None:
+            continue
+        if isinstance(values, dict):
+            values = [values[number] for number in numbers]
+        if len(values) != len(numbers):
+            raise ValueError(f"there are {len(values)} masks for {len(numbers)} instances")
+        rles.append([masks.compressed(value, *size) for value in values])
+    # Queries of one image may know different masks of an instance; each keeps what it knows.
+    return {
+        (number, len(pair)): Object(names.get(number) or NO_NAME, *pair)
+        for number, *pair in zip(numbers, *rles, strict=True)
+    }
 
 
-def _instance_ids(entry: Mapping[str, Any], fields: R2SMFields) -> Sequence[int | str]:
-    """The ids of the targets, from their field or from the answer as R2SM writes it.
+def _instance_ids(entry: Mapping[str, Any], fields: R2SMFields) -> list[str]:
+    """The ids of the targets, from their field or from the answer.
 
-    Raises ValueError for an answer that names some in another form.
+    Raises ValueError for an answer in which one of them cannot be read.
     """
     numbers = entry.get(fields.instances)
-    if numbers is not None:
-        return numbers if isinstance(numbers, list) else [numbers]
-    answer = entry[fields.answer]
-    numbers = list(named_objects(answer))
-    mentions = re.findall(r"instance id", answer, re.IGNORECASE)
-    several = re.search(r"instance id is\s*\[?\s*\w+\]?\s*(,|and)\s*\d", answer, re.IGNORECASE)
-    if several or len(numbers) != len(mentions) or not all(map(str.isdecimal, numbers)):
+    if numbers is None:
+        numbers = [number for number, _ in read_instances(entry[fields.answer])]
+    numbers = [str(number) for number in (numbers if isinstance(numbers, list) else [numbers])]
+    if not all(numbers):
         raise ValueError("write 'instance id is [3]' in its answer for each of the ids")
     return numbers
-
-
-def _r2sm_query(
-    number: int,
-    entry: Mapping[str, Any],
-    fields: R2SMFields,
-    mask_type: MaskType | None,
-    targets: Sequence[int],
-) -> Query:
-    """The query of an entry. Raises ValueError for another mask type than the two."""
-    own_type = mask_type or entry[fields.mask_type].strip().lower()
-    if own_type not in MASK_TYPES:
-        raise ValueError(f"its mask type is {own_type!r}; write 'modal' or 'amodal'")
-    text = TAGS.sub(" ", entry[fields.text])
-    answer = entry.get(fields.answer)
-    return _make_query(number, text, own_type, targets, {"task": "reasoning"}, answer)
-
-
-def _make_query(
-    number: int,
-    text: str,
-    mask_type: MaskType,
-    targets: Iterable[int],
-    kind: Mapping[str, Any],
-    answer: Any,
-) -> Query:
-    """A query about objects, each of which counts once. Raises ValueError for one without words."""
-    if not is_text(text):
-        raise ValueError("its question is empty")
-    distinct = tuple(dict.fromkeys(targets))
-    kind = {**kind, "multi": len(distinct) > 1}
-    if isinstance(answer, str):
-        kind["answer"] = answer
-    return Query(number, text, mask_type, distinct, kind)
 
 
 # Files
@@ -495,28 +462,19 @@ def json_files(sources: Iterable[Path]) -> Iterator[Path]:
             yield source
 
 
-def read_lists(
-    sources: Iterable[Path], collector: Collector
-) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+def read_lists(sources: Iterable[Path]) -> Iterator[tuple[str, Path, dict[str, Any]]]:
     """Reads the entries of lists in JSON files, pickles (.p) or JSON Lines files (.jsonl), each
     with its place and its file.
 
-    A line that is not JSON is a bad record. Raises InputError for a file that holds no list.
+    Raises InputError for a file that cannot be read, or holds anything but objects.
     """
     for path in sources:
         if path.suffix == ".jsonl":
-            for number, line in enumerate(read_bytes(path).splitlines(), start=1):
-                where = f"{path}: line {number}"
-                try:
-                    value = parse_json(line, where, "a JSON object") if line.strip() else None
-                except InputError:
-                    with collector.record(where):
-                        raise
-                    continue
-                if value is not None:
-                    yield where, path, value
-            continue
-        values = read_pickle(path) if path.suffix == ".p" else load_json(path, "a list")
+            lines = enumerate(read_bytes(path).splitlines(), start=1)
+            where = f"{path}: line"
+            values = [parse_json(t, f"{where} {n}", "an object") for n, t in lines if t.strip()]
+        else:
+            values = read_pickle(path) if path.suffix == ".p" else load_json(path, "a list")
         if not isinstance(values, list):
             raise InputError(f"{path}: this is not a list; is it a file of this format?")
         for index, value in enumerate(values):
