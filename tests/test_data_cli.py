@@ -45,7 +45,7 @@ def test_convert_then_show(tmp_path, command):
 
     sheet = tmp_path / "s" / "sheet.png"
     end = command(main, "show", "--data", f"json:{out}", "--split", "all", "--out", sheet)
-    assert end.code == 0 and "2 samples" in end.out
+    assert end.code == 0 and "2 of the 2 pictures of the split all" in end.out
     with Image.open(sheet) as image:
         assert min(image.size) > 300
 

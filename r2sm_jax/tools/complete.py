@@ -22,7 +22,7 @@ from r2sm_jax.data.dataset import NO_NAME, ImageTruth, write
 from r2sm_jax.data.images import find_image, image_folders, open_annotated
 from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.data.masks import RLE, Mask
-from r2sm_jax.errors import InputError, load_json, refuse_overwrite
+from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite
 from r2sm_jax.progress import show_progress
 
 if TYPE_CHECKING:
@@ -78,7 +78,14 @@ def complete(
     collector = Collector()
     truths = list(read_source(source, images, annotations, min_score, crowds, collector))
     collector.check(max_bad)
-    refuse_nothing(source, truths)
+    ignored = [instance.ignore for truth in truths for instance in truth.instances]
+    if not ignored:
+        raise InputError(f"{source}: there are no masks to complete in it; give another file")
+    if all(ignored):
+        raise InputError(
+            f"{source}: all {len(ignored)} annotations are crowds or ignored regions, which are "
+            "not completed; if crowds are objects there, pass --crowds objects"
+        )
 
     # Of the whole source, so that a class has one id in the files of all shards.
     names = [" ".join(i.category.split()) or NO_NAME for t in truths for i in t.instances]
@@ -102,8 +109,7 @@ def complete(
         f"them larger now by {HIDDEN_FROM:.0%} and more; {len(records['annotations']) - len(rates)}"
         " crowds or ignored regions kept as they are"
     )
-    beside_out = [folder.resolve() for folder in image_folders(out, None)]
-    if images.resolve() not in beside_out:
+    if images.resolve() not in [folder.resolve() for folder in image_folders(out, None)]:
         print(f"the images are in {images}; pass --data.images {images} with the dataset")
 
 
@@ -116,43 +122,30 @@ def read_source(
     collector: Collector,
 ) -> Iterator[ImageTruth]:
     """Reads the visible masks of a file or a folder. Raises InputError as the readers."""
-    is_results = not source.is_dir() and isinstance(load_json(source, "a COCO file"), list)
-    if annotations is not None and not is_results:
+    if source.is_file() and read_bytes(source).lstrip()[:1] == b"[":
+        return read_results(source, images_dir, annotations, min_score, collector)
+    if annotations is not None:
         raise InputError(f"--annotations is for COCO results, a list; {source} is none")
     if source.is_dir():
         return read_mask_folders(images_dir, source, None, collector)
-    if is_results:
-        return read_results(source, images_dir, annotations, min_score, collector)
     options = COCOOptions(crowds_are_objects=crowds == "objects")
     return read_coco(source, images_dir, options, collector)
-
-
-def refuse_nothing(source: Path, truths: Sequence[ImageTruth]) -> None:
-    """Raises InputError where there is nothing to complete."""
-    ignored = [instance.ignore for truth in truths for instance in truth.instances]
-    if not ignored:
-        raise InputError(f"{source}: there are no masks to complete in it; give another file")
-    if all(ignored):
-        raise InputError(
-            f"{source}: all {len(ignored)} annotations are crowds or ignored regions, which are "
-            "not completed; if crowds are objects there, pass --crowds objects"
-        )
 
 
 class Decoded(Sequence[Mask]):
     """Masks that are made when they are asked for: a photo can have a thousand of them."""
 
-    def __init__(self, rles: Sequence[RLE], form: Callable[[Mask], Mask] = lambda mask: mask):
+    def __init__(self, make: Callable[[RLE], Mask], rles: Sequence[RLE]):
+        self.make = make
         self.rles = rles
-        self.form = form
 
     def __len__(self) -> int:
         return len(self.rles)
 
     def __getitem__(self, index):
         if isinstance(index, slice):
-            return [self.form(masks.expand(rle)) for rle in self.rles[index]]
-        return self.form(masks.expand(self.rles[index]))
+            return [self.make(rle) for rle in self.rles[index]]
+        return self.make(self.rles[index])
 
 
 def complete_image(
@@ -169,13 +162,13 @@ def complete_image(
     pixels: UInt8[np.ndarray, "H W 3"] = open_annotated(path, truth.size, source)
     visible = {instance.id: instance.modal for instance in truth.instances}
     objects = [instance for instance in truth.instances if not instance.ignore]
+    modal_masks = Decoded(masks.expand, [instance.modal for instance in objects])
     neighbours = None
     if len(visible) > 1:
-        counts = count_masks(Decoded(list(visible.values())))
-        neighbours = Decoded([i.modal for i in objects], lambda mask: (counts - mask) > 0)
+        counts = count_masks(Decoded(masks.expand, list(visible.values())))
+        neighbours = Decoded(lambda rle: counts > masks.expand(rle), modal_masks.rles)
 
     completed = {}
-    modal_masks = Decoded([instance.modal for instance in objects])
     complete_masks = completer.complete(pixels, modal_masks, neighbours=neighbours)
     for instance, complete_mask in zip(objects, complete_masks, strict=True):
         modal = masks.expand(instance.modal)

@@ -20,12 +20,12 @@ from typing import Any, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from r2sm_jax.data import masks
 from r2sm_jax.data.coco import COCOOptions, Kind, read_coco
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import check, find_shared_files
 from r2sm_jax.data.dataset import ImageTruth, read_json, write
 from r2sm_jax.data.mask_folders import read_mask_folders
+from r2sm_jax.data.split_summary import summarize
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.queries import template_queries
@@ -267,11 +267,10 @@ def convert_questions(
     files: Files, name: str, read: Callable[..., Iterator[ImageTruth]], *options: Any
 ) -> None:
     """Converts questions whose images are in --images, or beside the first file."""
-    check_arguments(files)
-    first = files.sources[0]
-    folder = files.images or (first if first.is_dir() else first.parent)
 
     def read_with_paths(collector: Collector) -> Iterator[ImageTruth]:
+        first = files.sources[0]
+        folder = files.images or (first if first.is_dir() else first.parent)
         for truth in read(files.sources, folder, collector, *options):
             yield with_path(truth, folder)
 
@@ -290,9 +289,13 @@ def convert(
     Raises InputError if there is nothing to read, too much of it is bad, the output cannot be
     written, or most images share their file with another.
     """
-    check_arguments(files)
+    if not files.sources:
+        raise InputError("convert: there is nothing to read; give annotation files")
+    if not 0 <= files.max_bad <= 1:
+        raise InputError(f"--max-bad {files.max_bad}: this is not a share; give 0 to 1")
     if template.queries < 0 or template.seed < 0:
         raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
+    refuse_overwrite(files.out, files.overwrite)
     sources = ", ".join(path.name for path in files.sources)
     collector = Collector()
     truths, image_folder = with_relative_names(list(read(collector)), files.out)
@@ -301,7 +304,9 @@ def convert(
         raise InputError(f"{sources}: there are no annotated images in it; is it of this format?")
     note_oddities(truths, sources, collector)
     if template.queries and not any(truth.queries for truth in truths):
-        truths = [with_template_queries(truth, template) for truth in truths]
+        for index, truth in enumerate(truths):
+            queries = template_queries(truth, template.queries, template.seed)
+            truths[index] = replace(truth, queries=tuple(queries))
         if not any(truth.queries for truth in truths):
             collector.note(sources, "no query could be written; name the classes")
     collector.print()
@@ -316,37 +321,19 @@ def convert(
         print(f"the images are not below {files.out.parent}; pass {flag} with the dataset")
 
 
-def with_template_queries(truth: ImageTruth, options: TemplateOptions) -> ImageTruth:
-    """An image with queries of the grammar about its objects."""
-    queries = template_queries(truth, options.queries, options.seed)
-    return replace(truth, queries=tuple(queries))
-
-
-def check_arguments(files: Files) -> None:
-    """Raises InputError if there is nothing to read, or the output cannot be written."""
-    if not files.sources:
-        raise InputError("convert: there is nothing to read; give annotation files")
-    if not 0 <= files.max_bad <= 1:
-        raise InputError(f"--max-bad {files.max_bad}: this is not a share; give 0 to 1")
-    for source in files.sources:
-        if not source.exists():
-            raise InputError(f"{source}: there is no such file or folder; check the path")
-    refuse_overwrite(files.out, files.overwrite)
-
-
 def note_oddities(truths: list[ImageTruth], source: str, collector: Collector) -> None:
     """Notes what the author of the files may not have meant. Raises InputError if most images share
     their file with another one."""
     for contradiction in check(source, find_shared_files([truth.file_name for truth in truths])):
         collector.note(source, str(contradiction))
-    instances = [instance for truth in truths for instance in truth.instances]
-    num_ignored = sum(instance.ignore for instance in instances)
-    if num_ignored:
-        what = f"{num_ignored} of {len(instances)} objects are ignored in training and metrics"
-        collector.note(source, f"{what}; if crowds are objects there, pass --crowds objects")
-    pairs = [(i.modal, i.amodal) for i in instances if i.amodal is not None]
-    if pairs and all(masks.areas([modal]) == masks.areas([amodal]) for modal, amodal in pairs):
-        collector.note(source, f"nothing of the {len(pairs)} objects is hidden; check the fields")
+    summary = summarize(truths)
+    if summary.num_ignored:
+        what = f"{summary.num_ignored} of {summary.num_objects} objects are ignored"
+        remedy = "if crowds are objects there, pass --crowds objects"
+        collector.note(source, f"{what} in training and metrics; {remedy}")
+    if summary.num_complete and not summary.num_occluded:
+        what = f"nothing of the {summary.num_complete} objects is hidden; check the fields"
+        collector.note(source, what)
 
 
 def with_path(truth: ImageTruth, folder: Path) -> ImageTruth:
@@ -362,12 +349,10 @@ def with_relative_names(truths: list[ImageTruth], out: Path) -> tuple[list[Image
     image does not lie below it, the nearest folder above all images.
     """
     paths = [Path(truth.file_name) for truth in truths]
-    absolute = [path for path in paths if path.is_absolute()]
+    parents = [path.parent for path in paths if path.is_absolute()]
     folder = out.resolve().parent
-    if not all(path.is_relative_to(folder) for path in absolute):
-        folder = Path(commonpath([path.parent for path in absolute]))
-    named = []
-    for truth, path in zip(truths, paths, strict=True):
-        name = path.relative_to(folder).as_posix() if path.is_absolute() else truth.file_name
-        named.append(replace(truth, file_name=name))
-    return named, folder
+    if not all(parent.is_relative_to(folder) for parent in parents):
+        folder = Path(commonpath(parents))
+    names = [path.relative_to(folder) if path.is_absolute() else path for path in paths]
+    pairs = zip(truths, names, strict=True)
+    return [replace(truth, file_name=name.as_posix()) for truth, name in pairs], folder

@@ -50,7 +50,7 @@ def show(
     indices = np.random.default_rng(seed).permutation(len(source))[:count]
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(indices)]
     save_sheet(out, rows, title=f"{data}, {split}")
-    print(f"wrote {out}: {len(rows)} samples")
+    print(f"wrote {out}: {len(rows)} of the {len(source)} pictures of the split {split}")
 
 
 def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
