@@ -246,7 +246,6 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["COCO", "--model", "completer", "--out", "new.json"], "--images"),
         (["COCO", *flags(images="nowhere")], "nowhere"),
         (["COCO", *flags(images="masks")], "000000000001.png is not in masks"),
         (["COCO", *flags(model="photos")], "photos"),
@@ -259,7 +258,7 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["EMPTY", *FLAGS], "no masks to complete"),
         (["CROWDS", *FLAGS], "all 4 annotations are crowds .* --crowds objects"),
         (["TURNED", *FLAGS], "bboxes contradict their masks"),
-        (["MISSING", *FLAGS], "no such file"),
+        (["MISSING", *FLAGS], "MISSING: No such file"),
         (["masks", *FLAGS], "no images in it"),
     ],
 )

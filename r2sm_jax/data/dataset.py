@@ -440,7 +440,7 @@ def to_records(
             new_ids[instance.id] = annotation_id
             name = " ".join(instance.category.split()) or NO_NAME
             category_id = category_ids.setdefault(name, max(category_ids.values(), default=0) + 1)
-            record = {"id": annotation_id, **of_image, "category_id": category_id}
+            record: dict[str, Any] = {"id": annotation_id, **of_image, "category_id": category_id}
             record |= masks.mask_fields(instance.modal, instance.amodal) | dict(instance.fields)
             if annotation_id != instance.id:
                 record["source_id"] = instance.id

@@ -286,8 +286,14 @@ def read_lisa_plus_plus(
             names = dict(read_instances(answer or ""))
             shapes = entry.get("info") or entry["points"]
             ids = entry["ID"] if entry.get("ID") is not None else names or shapes
+            keys = [str(number) for number in ids]
+            if names and names.keys() != set(keys):
+                collector.note(where, "ID and answer name other instances; those of ID are used")
             objects = {}
-            for key in map(str, ids):
+            for key in keys:
+                # A slip: it neither has a mask nor stands in the answer.
+                if names and key not in names and key not in shapes:
+                    continue
                 shape = shapes[key]
                 category = names.get(key)
                 if "points" in shape:
