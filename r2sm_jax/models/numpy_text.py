@@ -177,7 +177,8 @@ def transformer_head(
     """Computes the `TransformerHead` of this name."""
     x = linear(params, f"{name}.down", x)
     qkv = linear(params, f"{name}.qkv", norm(params, f"{name}.norm1", x, 1e-5))
-    attended = attend(*np.split(qkv, 3, axis=-1), mask, ATTENTION_HEADS)
+    queries, keys, values = np.split(qkv, 3, axis=-1)
+    attended = attend(queries, keys, values, mask, ATTENTION_HEADS)
     x = x + linear(params, f"{name}.attention_out", attended)
     x = x + mlp(params, f"{name}.mlp", norm(params, f"{name}.norm2", x, 1e-5))
     x = norm(params, f"{name}.norm3", x, 1e-5)
