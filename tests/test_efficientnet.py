@@ -20,8 +20,7 @@ from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import load
 from r2sm_jax.models import hub
-from r2sm_jax.models.depthwise import depthwise_conv
-from r2sm_jax.models.efficientnet import EfficientNetLite
+from r2sm_jax.models.efficientnet import EfficientNetLite, depthwise_conv
 from r2sm_jax.models.hub import read_pickle
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.keys import (

@@ -31,11 +31,9 @@ BACKBONE_SIZE = 128
 class ResidualBlock(nnx.Module):
     """Two 3x3 convolutions with a residual connection, normalised before each."""
 
-    def __init__(self, dim: int, *, dtype, rngs: nnx.Rngs):
-        self.norms = nnx.List([nnx.LayerNorm(dim, dtype=dtype, rngs=rngs) for _ in range(2)])
-        self.convs = nnx.List(
-            [Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs) for _ in range(2)]
-        )
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        self.norms = nnx.List([nnx.LayerNorm(dim, rngs=rngs) for _ in range(2)])
+        self.convs = nnx.List([Conv(dim, dim, (3, 3), padding=1, rngs=rngs) for _ in range(2)])
 
     def __call__(self, x: Float[Array, "m h w d"]) -> Float[Array, "m h w d"]:
         residual = x
@@ -47,11 +45,11 @@ class ResidualBlock(nnx.Module):
 class TransformerBlock(nnx.Module):
     """Global attention and an MLP over the cells of the coarsest grid."""
 
-    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
-        self.norm_attention = nnx.LayerNorm(dim, dtype=dtype, rngs=rngs)
-        self.attention = Attention(dim, heads, dtype=dtype, rngs=rngs)
-        self.norm_mlp = nnx.LayerNorm(dim, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((dim, 3 * dim, dim), dtype=dtype, rngs=rngs)
+    def __init__(self, dim: int, heads: int, *, rngs: nnx.Rngs):
+        self.norm_attention = nnx.LayerNorm(dim, rngs=rngs)
+        self.attention = Attention(dim, heads, dtype=jnp.float32, rngs=rngs)
+        self.norm_mlp = nnx.LayerNorm(dim, rngs=rngs)
+        self.mlp = MLP((dim, 3 * dim, dim), dtype=jnp.float32, rngs=rngs)
 
     def __call__(self, x: Float[Array, "m n d"]) -> Float[Array, "m n d"]:
         normed = self.norm_attention(x)
@@ -73,7 +71,6 @@ class CropUNet(nnx.Module):
         has_backbone: bool,
         on_every_grid: bool = False,
         predicts_iou: bool = False,
-        dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
         """Builds the network with random weights.
@@ -85,63 +82,45 @@ class CropUNet(nnx.Module):
             predicts_iou: whether a token on the coarsest grid reads how good the mask is.
         """
         dims = config.dims
+        coarsest = dims[-1]
         self.patch = patch
         self.on_every_grid = on_every_grid
-        self.dtype = dtype
-        stem_dim = patch**2 * NUM_CHANNELS
-        self.stem = Conv(stem_dim, dims[0], (3, 3), padding=1, dtype=dtype, rngs=rngs)
-        self.encoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims])
-        self.down = nnx.List(
-            [
-                Conv(fine, coarse, (2, 2), strides=2, dtype=dtype, rngs=rngs)
-                for fine, coarse in pairwise(dims)
-            ]
-        )
-        grid = config.size // (patch * 2 ** (len(dims) - 1))
-        self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (grid**2, dims[-1])))
+        self.stem = Conv(patch**2 * NUM_CHANNELS, dims[0], (3, 3), padding=1, rngs=rngs)
+        self.encoder = nnx.List([ResidualBlock(dim, rngs=rngs) for dim in dims])
+        pairs = list(pairwise(dims))
+        self.down = nnx.List([Conv(*pair, (2, 2), strides=2, rngs=rngs) for pair in pairs])
+        grid = config.size // (patch * 2 ** len(pairs))
+        self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (grid**2, coarsest)))
         self.transformer = nnx.List(
-            [
-                TransformerBlock(dims[-1], config.heads, dtype=dtype, rngs=rngs)
-                for _ in range(config.depth)
-            ]
+            [TransformerBlock(coarsest, config.heads, rngs=rngs) for _ in range(config.depth)]
         )
-        self.up = nnx.List(
-            [Conv(coarse, fine, (1, 1), dtype=dtype, rngs=rngs) for fine, coarse in pairwise(dims)]
-        )
-        self.decoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims[:-1]])
-        self.norm = nnx.LayerNorm(dims[0], dtype=dtype, rngs=rngs)
+        self.up = nnx.List([Conv(*reversed(pair), (1, 1), rngs=rngs) for pair in pairs])
+        self.decoder = nnx.List([ResidualBlock(dim, rngs=rngs) for dim in dims[:-1]])
+        self.norm = nnx.LayerNorm(dims[0], rngs=rngs)
         # Most of a crop is no part of the object, so logits start below zero.
         start = nnx.initializers.constant(-2.0)
-        self.mask = Conv(dims[0], 4, (3, 3), padding=1, bias_init=start, dtype=dtype, rngs=rngs)
-        if not has_backbone:
-            self.efficientnet = None
-        else:
-            self.efficientnet = EfficientNetLite(
-                config.block_dims, dtype=jnp.dtype(dtype), rngs=rngs
-            )
-            freeze(self.efficientnet)
+        self.mask = Conv(dims[0], 4, (3, 3), padding=1, bias_init=start, rngs=rngs)
+        self.efficientnet = None
+        if has_backbone:
+            backbone = EfficientNetLite(config.block_dims, dtype=jnp.dtype("float32"), rngs=rngs)
+            freeze(backbone)
+            self.efficientnet = nnx.data(backbone)
             joined_dims = dims if on_every_grid else dims[-1:]
-            feature_dims = self.efficientnet.dims[-len(joined_dims) :]
-            self.feature_norms = nnx.List(
-                [nnx.LayerNorm(dim, dtype=dtype, rngs=rngs) for dim in feature_dims]
-            )
-            self.joins = nnx.List(
-                [
-                    Linear(feature_dim, dim, dtype=dtype, rngs=rngs)
-                    for feature_dim, dim in zip(feature_dims, joined_dims, strict=True)
-                ]
-            )
-        if not predicts_iou:
-            self.iou_token = None
-        else:
-            self.iou_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, dims[-1])))
-            self.iou = Linear(dims[-1], 1, dtype=dtype, rngs=rngs)
+            feature_dims = backbone.dims[-len(joined_dims) :]
+            self.feature_norms = nnx.List([nnx.LayerNorm(dim, rngs=rngs) for dim in feature_dims])
+            joins = zip(feature_dims, joined_dims, strict=True)
+            self.joins = nnx.List([Linear(*pair, rngs=rngs) for pair in joins])
+        self.iou_token = None
+        if predicts_iou:
+            token = 0.02 * jax.random.normal(rngs.params(), (1, coarsest))
+            self.iou_token = nnx.data(nnx.Param(token))
+            self.iou = Linear(coarsest, 1, rngs=rngs)
 
     def __call__(
         self, crops: Real[Array, "m s s c"]
     ) -> tuple[Float[Array, "m _s _s"], Float[Array, " m"] | None]:
         """Logits of the mask, with two pixels a patch, and their predicted IoU, if it has one."""
-        channels = normalise(crops.astype(self.dtype))
+        channels = normalise(crops.astype(jnp.float32))
         features = self._read_features(channels)
         patches = rearrange(
             channels, "m (h p) (w q) c -> m h w (p q c)", p=self.patch, q=self.patch
@@ -163,7 +142,7 @@ class CropUNet(nnx.Module):
             x = self.up[level](x)
             x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
             x = self.decoder[level](x + skips[level])
-        logits = self.mask(nnx.gelu(self.norm(x))).astype(jnp.float32)
+        logits = self.mask(nnx.gelu(self.norm(x)))
         return rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2), iou
 
     def _read_features(
@@ -188,16 +167,15 @@ class CropUNet(nnx.Module):
     ) -> tuple[Float[Array, "m h w d"], Float[Array, " m"] | None]:
         """Attention over the coarsest grid, and the predicted IoU."""
         height = x.shape[1]
-        tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...].astype(self.dtype)
+        tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...]
         if self.iou_token is not None:
-            token = self.iou_token[...].astype(self.dtype)
-            first = jnp.broadcast_to(token, (len(tokens), *token.shape))
+            first = jnp.broadcast_to(self.iou_token[...], (len(tokens), *self.iou_token.shape))
             tokens = jnp.concatenate([first, tokens], axis=1)
         for block in self.transformer:
             tokens = block(tokens)
         iou = None
         if self.iou_token is not None:
-            iou = jax.nn.sigmoid(self.iou(tokens[:, 0])[:, 0].astype(jnp.float32))
+            iou = jax.nn.sigmoid(self.iou(tokens[:, 0])[:, 0])
             tokens = tokens[:, 1:]
         return rearrange(tokens, "m (h w) d -> m h w d", h=height), iou
 
@@ -209,22 +187,15 @@ def normalise(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
     return jnp.concatenate([colours, planes], axis=-1)
 
 
-def make_completer(config: CompleterConfig, *, dtype=jnp.float32, rngs: nnx.Rngs) -> CropUNet:
+def make_completer(config: CompleterConfig, *, rngs: nnx.Rngs) -> CropUNet:
     """Builds a completer. Its mask has the crop's resolution; its finest grid has half of it: a
     convolution there costs a quarter, and the visible part of the outline is given anyway."""
-    has_backbone = bool(config.efficientnet)
-    return CropUNet(config, patch=2, has_backbone=has_backbone, dtype=dtype, rngs=rngs)
+    return CropUNet(config, patch=2, has_backbone=bool(config.efficientnet), rngs=rngs)
 
 
-def make_outliner(config: OutlinerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs) -> CropUNet:
+def make_outliner(config: OutlinerConfig, *, rngs: nnx.Rngs) -> CropUNet:
     """Builds an outliner. Its mask has half of the crop's resolution. The backbone's first grid has
     stride 2; the next ones are the grids of this network."""
     return CropUNet(
-        config,
-        patch=4,
-        has_backbone=True,
-        on_every_grid=True,
-        predicts_iou=True,
-        dtype=dtype,
-        rngs=rngs,
+        config, patch=4, has_backbone=True, on_every_grid=True, predicts_iou=True, rngs=rngs
     )

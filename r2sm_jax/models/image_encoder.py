@@ -10,7 +10,7 @@ An encoder has `skip_dims` and gives `VisionFeatures`; the pixel decoder needs n
 
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,8 @@ class ConvStem(nnx.Module):
 class PatchStem(Conv):
     """SAM's patch embedding, which has no skips."""
 
+    skip_dims = (0, 0)
+
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         size = (config.patch_size, config.patch_size)
         super().__init__(3, config.dim, size, strides=size, padding="VALID", dtype=dtype, rngs=rngs)
@@ -120,9 +122,12 @@ class GridAttention(nnx.Module):
         self.qkv = Linear(config.dim, 3 * config.dim, dtype=dtype, rngs=rngs)
         self.out = Linear(config.dim, config.dim, dtype=dtype, rngs=rngs)
         shape = (2 * grid - 1, config.dim // config.heads)
-        # One array each: the training step cannot donate an array that two parameters share.
-        self.rel_pos_h = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
-        self.rel_pos_w = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
+        self.rel_pos_h = None
+        self.rel_pos_w = None
+        if config.relative_positions:
+            # One array each: the training step cannot donate an array that two parameters share.
+            self.rel_pos_h = nnx.data(nnx.Param(jnp.zeros(shape)))
+            self.rel_pos_w = nnx.data(nnx.Param(jnp.zeros(shape)))
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         query, key, value = jnp.split(rearrange(self.qkv(x), "b h w d -> b (h w) d"), 3, axis=-1)
@@ -189,64 +194,57 @@ class VisionEncoder(nnx.Module):
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         """`config` has the sizes of its published weights (`pretrained.fill_sizes`)."""
         self.config = config
-        efficientnet = None
-        stem = None
-        vit = None
-        skip_dims = (0, 0)
+        options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        dim, out_dim = config.dim, config.out_dim
+        self.efficientnet = None
+        self.stem = None
+        self.vit = None
         if config.encoder == "conv":
-            stem = ConvStem(config, dtype=dtype, rngs=rngs)
-            skip_dims = stem.skip_dims
+            self.stem = nnx.data(ConvStem(config, **options))
         elif config.encoder == "sam":
-            stem = PatchStem(config, dtype=dtype, rngs=rngs)
+            self.stem = nnx.data(PatchStem(config, **options))
         elif config.encoder == "efficientnet":
-            efficientnet = EfficientNetLite(config.efficientnet_dims, dtype=dtype, rngs=rngs)
-            stem = PyramidStem(efficientnet.dims[1:], config, dtype=dtype, rngs=rngs)
-            skip_dims = stem.skip_dims
-        self.efficientnet = efficientnet
-        self.stem = stem
-        self.skip_dims = skip_dims
-        if stem is not None:
-            shape = (config.grid, config.grid, config.dim)
+            backbone = EfficientNetLite(config.efficientnet_dims, **options)
+            self.efficientnet = nnx.data(backbone)
+            self.stem = nnx.data(PyramidStem(backbone.dims[1:], config, **options))
+        self.skip_dims = (0, 0) if self.stem is None else self.stem.skip_dims
+        if self.stem is not None:
+            shape = (config.grid, config.grid, dim)
             self.positions = nnx.Param(truncated_normal(rngs.params(), shape, std=0.02))
             windows = [
                 0 if i in config.global_blocks else config.window_size for i in range(config.depth)
             ]
-            self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
-            self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
-        self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        out_dims = config.out_dim, config.out_dim
-        self.neck2 = Conv(*out_dims, (3, 3), padding=1, use_bias=False, dtype=dtype, rngs=rngs)
-        self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+            self.blocks = nnx.List([Block(config, window, **options) for window in windows])
+            self.neck1 = Linear(dim, out_dim, use_bias=False, **options)
+        self.neck_norm1 = nnx.LayerNorm(out_dim, epsilon=1e-6, **options)
+        self.neck2 = Conv(out_dim, out_dim, (3, 3), padding=1, use_bias=False, **options)
+        self.neck_norm2 = nnx.LayerNorm(out_dim, epsilon=1e-6, **options)
         if config.encoder == "vit":
-            vit = PlainViT(config, dtype=dtype, rngs=rngs)
-            self.join = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
-        self.vit = vit
+            self.vit = nnx.data(PlainViT(config, **options))
+            self.join = Linear(dim, out_dim, use_bias=False, **options)
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         """Computes tokens and skips of an image, normalised to zero mean and unit scale; padding is
         zero."""
-        skips: Skips = (None, None)
         if self.vit is not None:
             x = self.join(resize(self.vit(image), self.config.grid))
+            skips = (None, None)
         else:
-            x, skips = self._encode(image)
+            x, skips = self._read_stem(image)
+            x = x + self.positions[...].astype(x.dtype)
+            for block in self.blocks:
+                # Recomputing a block in the backward pass saves its activations.
+                x = jax.checkpoint(block)(x) if self.config.remat else block(x)
+            x = self.neck1(x)
         x = self.neck_norm2(self.neck2(self.neck_norm1(x)))
         return VisionFeatures(x, skips)
 
-    def _encode(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b h w d"], Skips]:
-        """Computes stem, blocks and the first layer of the neck."""
-        assert self.stem is not None
+    def _read_stem(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         if isinstance(self.stem, PyramidStem):
             assert self.efficientnet is not None
-            levels = self.efficientnet(normalise(image, "efficientnet_lite"))
-            x, skips = self.stem(levels[1:])
-        else:
-            x, skips = self.stem(image)
-        x = x + self.positions[...].astype(x.dtype)
-        for block in self.blocks:
-            # Recomputing a block in the backward pass saves its activations.
-            x = jax.checkpoint(block)(x) if self.config.remat else block(x)
-        return self.neck1(x), skips
+            return self.stem(self.efficientnet(normalise(image, "efficientnet_lite"))[1:])
+        assert self.stem is not None
+        return self.stem(image)
 
 
 def freeze_published(encoder: VisionEncoder) -> None:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.typing import Initializer
 from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
@@ -33,14 +32,11 @@ class Buffer(nnx.Variable):
     """A constant that belongs to the weights: saved and exported, never trained."""
 
 
-def freeze(module: nnx.Module, but: tuple[str, ...] = ()) -> None:
+def freeze(module: nnx.Module) -> None:
     """Turns the parameters of a built module into constants, in place: no gradient, no optimizer
-    state, no decay.
-
-    `but`: names of parts that stay trainable.
-    """
-    for path, part in list(nnx.iter_graph(module)):
-        if isinstance(part, nnx.Module) and not set(path) & set(but):
+    state, no decay."""
+    for _, part in list(nnx.iter_graph(module)):
+        if isinstance(part, nnx.Module):
             for name, value in list(vars(part).items()):
                 if isinstance(value, nnx.Param):
                     setattr(part, name, Buffer(value[...]))
@@ -49,13 +45,9 @@ def freeze(module: nnx.Module, but: tuple[str, ...] = ()) -> None:
 def truncated_normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
     """Random initial weights in float32: a normal distribution, cut at two standard deviations.
 
-    numpy draws them. JAX compiles a program for each shape, which for the default model takes as
-    long as a third of the training step.
-
-    Args:
-        key: a key of JAX, which seeds the generator.
-        shape: of the weights.
-        std: the standard deviation before values are cut.
+    numpy draws them, from a generator that `key` seeds. JAX compiles a program for each shape,
+    which for the default model takes as long as a third of the training step. `std` is the standard
+    deviation before values are cut.
     """
     if isinstance(key, Tracer):
         # A model of shapes alone is built.
@@ -82,8 +74,8 @@ class Linear(nnx.Linear):
     makes no difference.
     """
 
-    def __init__(self, *sizes: int, kernel_init: Initializer = lecun_normal, **options: Any):
-        super().__init__(*sizes, kernel_init=kernel_init, **options)
+    def __init__(self, *sizes: int, **options: Any):
+        super().__init__(*sizes, kernel_init=lecun_normal, **options)
 
     def __call__(self, inputs: Float[Array, "... in"]) -> Float[Array, "... out"]:
         out = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
@@ -93,8 +85,8 @@ class Linear(nnx.Linear):
 class Conv(nnx.Conv):
     """`nnx.Conv` with the initial weights of `lecun_normal`."""
 
-    def __init__(self, *sizes: Any, kernel_init: Initializer = lecun_normal, **options: Any):
-        super().__init__(*sizes, kernel_init=kernel_init, **options)
+    def __init__(self, *sizes: Any, **options: Any):
+        super().__init__(*sizes, kernel_init=lecun_normal, **options)
 
 
 def resize(x: Float[Array, "b h w d"], size: int) -> Float[Array, "b _h _w d"]:

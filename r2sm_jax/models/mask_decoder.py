@@ -10,7 +10,7 @@ Here all queries of an image share keys, values and pixel features. sam_decoder.
 that SAM's published weights fit; both return a `DecoderOutput`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -145,12 +145,6 @@ def fourier_features(
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def mean_pool(features: Float[Array, "b h w c"], size: int) -> Float[Array, "b _size _size c"]:
-    """Pixel features at a resolution a whole number of times lower."""
-    cell = features.shape[1] // size
-    return reduce(features, "b (h y) (w x) c -> b h w c", "mean", y=cell, x=cell)
-
-
 class Upscale(nnx.Module):
     """Doubles the resolution by a 2x2 transposed convolution, and adds encoder features of that
     resolution."""
@@ -176,18 +170,15 @@ class PixelDecoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, skip_dims: tuple[int, ...], *, rngs: nnx.Rngs):
         """`skip_dims`: channels of `VisionFeatures.skips`; 0 where there are none."""
-        decoder = config.decoder
-        dtype = jnp.dtype(config.dtype)
+        options: dict[str, Any] = {"dtype": jnp.dtype(config.dtype), "rngs": rngs}
         fine_skip_dim, coarse_skip_dim = skip_dims
-        self.coarse = Upscale(
-            config.vision.out_dim, decoder.fine_dim, coarse_skip_dim, dtype=dtype, rngs=rngs
-        )
-        self.refine = ConvBlock(decoder.fine_dim, dtype=dtype, rngs=rngs)
-        self.fine = Upscale(
-            decoder.fine_dim, decoder.mask_dim, fine_skip_dim, dtype=dtype, rngs=rngs
-        )
-        self.norm = nnx.LayerNorm(decoder.mask_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.out = Linear(decoder.mask_dim, decoder.mask_dim, dtype=dtype, rngs=rngs)
+        # The names of the sizes are older: `fine_dim` is that of the coarse features.
+        coarse_dim, fine_dim = config.decoder.fine_dim, config.decoder.mask_dim
+        self.coarse = Upscale(config.vision.out_dim, coarse_dim, coarse_skip_dim, **options)
+        self.refine = ConvBlock(coarse_dim, **options)
+        self.fine = Upscale(coarse_dim, fine_dim, fine_skip_dim, **options)
+        self.norm = nnx.LayerNorm(fine_dim, epsilon=1e-6, **options)
+        self.out = Linear(fine_dim, fine_dim, **options)
 
     def __call__(
         self, features: VisionFeatures
@@ -205,12 +196,11 @@ class DecoderBlock(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         d = config.dim
-        self.token_attention = Attention(d, config.heads, dtype=dtype, rngs=rngs)
-        self.image_attention = Attention(d, config.heads, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs)
-        self.norms = nnx.List(
-            [nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs) for _ in range(3)]
-        )
+        options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        self.token_attention = Attention(d, config.heads, **options)
+        self.image_attention = Attention(d, config.heads, **options)
+        self.mlp = MLP((d, config.mlp_dim, d), **options)
+        self.norms = nnx.List([nnx.LayerNorm(d, epsilon=1e-5, **options) for _ in range(3)])
 
     def __call__(
         self,
@@ -247,7 +237,7 @@ class MaskDecoder(nnx.Module):
         """The `decoder` mask-type head gets one more token, which predicts no mask."""
         decoder = config.decoder
         d = decoder.dim
-        dtype = jnp.dtype(config.dtype)
+        options: dict[str, Any] = {"dtype": jnp.dtype(config.dtype), "rngs": rngs}
         self.num_masks = 1 + decoder.slots
         self.has_type_token = config.head == DECODER_HEAD
         num_tokens = self.num_masks + int(self.has_type_token)
@@ -255,17 +245,15 @@ class MaskDecoder(nnx.Module):
         self.output_tokens = nnx.Param(tokens)
         frequencies = jax.random.normal(rngs.params(), (2, d // 2))
         self.positions = Buffer(fourier_features(grid_centres(config.vision.grid), frequencies))
-        self.text = Linear(config.text.dim * len(config.text.layers), d, dtype=dtype, rngs=rngs)
-        self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        self.image = Linear(config.vision.out_dim, d, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List(
-            [DecoderBlock(decoder, dtype=dtype, rngs=rngs) for _ in range(decoder.depth)]
-        )
-        self.norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
+        self.text = Linear(config.text.dim * len(config.text.layers), d, **options)
+        self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, **options)
+        self.image = Linear(config.vision.out_dim, d, **options)
+        self.blocks = nnx.List([DecoderBlock(decoder, **options) for _ in range(decoder.depth)])
+        self.norm = nnx.LayerNorm(d, epsilon=1e-5, **options)
         num_outputs = 2 * (decoder.region_dim + 1)
-        self.fused_kernels = MLP((d, d, d, num_outputs), dtype=dtype, rngs=rngs)
-        self.slot_kernels = MLP((d, d, d, num_outputs), dtype=dtype, rngs=rngs)
-        self.scores = MLP((d, d, 3), dtype=dtype, rngs=rngs)
+        self.fused_kernels = MLP((d, d, d, num_outputs), **options)
+        self.slot_kernels = MLP((d, d, d, num_outputs), **options)
+        self.scores = MLP((d, d, 3), **options)
 
     def __call__(
         self,
@@ -282,7 +270,8 @@ class MaskDecoder(nnx.Module):
         tokens = jnp.broadcast_to(tokens, (b, k, *tokens.shape))
         keys = self.image(rearrange(image, "b h w d -> b (h w) d"))
         positions = self.positions[...].astype(keys.dtype)
-        grid_features = mean_pool(pixel_features, image.shape[1])
+        cell = pixel_features.shape[1] // image.shape[1]
+        grid_features = reduce(pixel_features, "b (h y) (w x) c -> b h w c", "mean", y=cell, x=cell)
 
         kernels_of_blocks: list[MaskKernels] = []
         image_bias = None

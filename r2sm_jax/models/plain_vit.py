@@ -4,7 +4,7 @@ Layout and numerics follow Hugging Face `transformers` (models/dinov2, dinov2_wi
 siglip).
 """
 
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,11 @@ class PlainBlock(nnx.Module):
 
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         d = config.dim
-        self.norm1 = exact_norm(config, dtype=dtype, rngs=rngs)
-        self.attention = Attention(d, config.heads, dtype=dtype, rngs=rngs)
-        self.norm2 = exact_norm(config, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs, activation=config.activation)
+        options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        self.norm1 = exact_norm(config, **options)
+        self.attention = Attention(d, config.heads, **options)
+        self.norm2 = exact_norm(config, **options)
+        self.mlp = MLP((d, config.mlp_dim, d), activation=config.activation, **options)
         scaled = config.vit_family == "dinov2"
         self.scale1 = nnx.Param(jnp.ones(d)) if scaled else None
         self.scale2 = nnx.Param(jnp.ones(d)) if scaled else None
@@ -67,34 +68,30 @@ class PlainViT(nnx.Module):
         self.config = config
         self.grid = config.vit_grid or config.grid
         dim = config.dim
+        options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         is_clip = config.vit_family == "clip"
         has_class_token = config.vit_family != "siglip"
         patch = (config.vit_patch_size, config.vit_patch_size)
         self.patches = Conv(
-            3,
-            dim,
-            patch,
-            strides=patch,
-            padding="VALID",
-            use_bias=not is_clip,
-            dtype=dtype,
-            rngs=rngs,
+            3, dim, patch, strides=patch, padding="VALID", use_bias=not is_clip, **options
         )
 
-        init = partial(truncated_normal, std=0.02)
-        num_positions = self.grid**2 + has_class_token
-        self.positions = nnx.Param(init(rngs.params(), (num_positions, dim)))
-        class_token = nnx.Param(init(rngs.params(), (1, dim))) if has_class_token else None
-        self.class_token = class_token
-        count = config.vit_registers
-        self.registers = nnx.Param(init(rngs.params(), (count, dim))) if count else None
+        def draw(count: int) -> nnx.Param | None:
+            """Draws this number of tokens or positions."""
+            if not count:
+                return None
+            return nnx.Param(truncated_normal(rngs.params(), (count, dim), std=0.02))
+
+        self.positions = nnx.Param(
+            truncated_normal(rngs.params(), (self.grid**2 + has_class_token, dim), std=0.02)
+        )
+        self.class_token = draw(int(has_class_token))
+        self.registers = draw(config.vit_registers)
 
         # CLIP has a norm before the blocks and, for tokens, none after them.
-        norm = exact_norm(config, dtype=dtype, rngs=rngs)
+        norm = exact_norm(config, **options)
         self.norm_before = norm if is_clip else None
-        self.blocks = nnx.List(
-            [PlainBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)]
-        )
+        self.blocks = nnx.List([PlainBlock(config, **options) for _ in range(config.depth)])
         self.norm_after = None if is_clip else norm
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
@@ -104,16 +101,20 @@ class PlainViT(nnx.Module):
         image = normalise(image, self.config.vit_family)
         x = self.patches(resize(image, self.grid * self.config.vit_patch_size))
         x = rearrange(x, "b h w d -> b (h w) d")
+        num_patches = x.shape[1]
 
         # Registers stand between the class token and the patches, and have no positions.
-        num_class_tokens = 0
+        positions = self.positions[...].astype(x.dtype)
+        x = x + positions[-num_patches:]
+        first = []
         if self.class_token is not None:
-            num_class_tokens = 1
-            x = jnp.concatenate([_repeat(self.class_token, x), x], axis=1)
-        x = x + self.positions[...].astype(x.dtype)
+            first.append(self.class_token[...].astype(x.dtype) + positions[:1])
         if self.registers is not None:
-            first, patches = x[:, :num_class_tokens], x[:, num_class_tokens:]
-            x = jnp.concatenate([first, _repeat(self.registers, x), patches], axis=1)
+            first.append(self.registers[...].astype(x.dtype))
+        if first:
+            tokens = jnp.concatenate(first)
+            tokens = jnp.broadcast_to(tokens, (len(x), *tokens.shape))
+            x = jnp.concatenate([tokens, x], axis=1)
 
         if self.norm_before is not None:
             x = self.norm_before(x)
@@ -121,7 +122,6 @@ class PlainViT(nnx.Module):
             x = jax.checkpoint(block)(x) if self.config.remat else block(x)
         if self.norm_after is not None:
             x = self.norm_after(x)
-        num_patches = self.grid**2
         return rearrange(x[:, -num_patches:], "b (h w) d -> b h w d", h=self.grid)
 
 
@@ -132,7 +132,3 @@ def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H 
     return image * jnp.asarray(from_std / std, image.dtype) + jnp.asarray(
         (from_mean - mean) / std, image.dtype
     )
-
-
-def _repeat(tokens: nnx.Variable, x: Float[Array, "b n d"]) -> Float[Array, "b _t d"]:
-    return jnp.broadcast_to(tokens[...].astype(x.dtype), (x.shape[0], *tokens.shape))

@@ -155,14 +155,14 @@ class R2SM(nnx.Module):
 
         # One of the two, or neither: reference heads read the sentence on the host, and `none`
         # decides nothing.
-        head = None
-        decoder_head = None
+        self.head = None
+        self.decoder_head = None
         if config.head in heads.LEARNED:
-            head = heads.LEARNED[config.head](config.text.dim, len(config.text.layers), rngs=rngs)
+            make_head = heads.LEARNED[config.head]
+            head = make_head(config.text.dim, len(config.text.layers), rngs=rngs)
+            self.head = nnx.data(head)
         elif config.head == DECODER_HEAD:
-            decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs)
-        self.head = head
-        self.decoder_head = decoder_head
+            self.decoder_head = nnx.data(heads.DecoderHead(decoder.dim, rngs=rngs))
 
         # Supervised per pixel and per instance. The instance MLP also refines kernels.
         self.dense_head = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
@@ -265,28 +265,25 @@ class R2SM(nnx.Module):
         changes only where exactly one slot has a target.
         """
         modal, _ = predict_masks(kernels, image_features.fine)
-        num_masks = modal.shape[2]
         # In training `instance_kernels` gets true masks, which end sharply. Predicted masks have
         # long tails of small probabilities; a power above 1 makes these smaller.
         probability = jax.nn.sigmoid(modal) ** self.config.decoder.refine_exponent
         # `instance_kernels` takes any number of regions of an image, so the masks of all queries
         # are one list of regions.
         regions = rearrange(probability, "b k q h w -> b (k q) h w")
-        from_pixels = self.instance_kernels(image_features, regions)
-        pixel_weights = rearrange(
-            from_pixels.weights, "b 1 (k q) two c -> b k q two c", q=num_masks
+        from_pixels = jax.tree.map(
+            lambda x: x.reshape(presence.shape + x.shape[3:]),
+            self.instance_kernels(image_features, regions),
         )
-        pixel_biases = rearrange(from_pixels.biases, "b 1 (k q) two -> b k q two", q=num_masks)
 
         # How much of a kernel the pixels decide: half of a slot's, and half or nothing of the fused
         # one's.
         num_present = (presence[..., 1:] > 0).sum(-1, keepdims=True)
-        fused_share = jnp.where(num_present == 1, 0.5, 0.0)
-        slot_share = jnp.full_like(presence[..., 1:], 0.5)
-        share = jnp.concatenate([fused_share, slot_share], axis=-1)
+        is_fused = jnp.arange(presence.shape[-1]) == 0
+        share = jnp.where(is_fused & (num_present != 1), 0.0, 0.5)
 
-        weights = kernels.weights + share[..., None, None] * (pixel_weights - kernels.weights)
-        biases = kernels.biases + share[..., None] * (pixel_biases - kernels.biases)
+        weights = kernels.weights + share[..., None, None] * (from_pixels.weights - kernels.weights)
+        biases = kernels.biases + share[..., None] * (from_pixels.biases - kernels.biases)
         return MaskKernels(weights, biases)
 
     def instance_kernels(

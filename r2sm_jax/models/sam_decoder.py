@@ -5,7 +5,7 @@ It updates the image tokens for each query, so it costs more than the decoder in
 where queries share them.
 """
 
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +31,12 @@ class TwoWayBlock(nnx.Module):
     def __init__(self, config: DecoderConfig, first: bool, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         d, heads = config.dim, config.heads
         self.first = first
-        self.self_attention = Attention(d, heads, dtype=dtype, rngs=rngs)
-        self.to_image = Attention(d, heads, inner=d // 2, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs, activation="relu")
-        self.to_tokens = Attention(d, heads, inner=d // 2, dtype=dtype, rngs=rngs)
-        self.norms = nnx.List(
-            [nnx.LayerNorm(d, epsilon=1e-6, dtype=dtype, rngs=rngs) for _ in range(4)]
-        )
+        options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        self.self_attention = Attention(d, heads, **options)
+        self.to_image = Attention(d, heads, inner=d // 2, **options)
+        self.mlp = MLP((d, config.mlp_dim, d), activation="relu", **options)
+        self.to_tokens = Attention(d, heads, inner=d // 2, **options)
+        self.norms = nnx.List([nnx.LayerNorm(d, epsilon=1e-6, **options) for _ in range(4)])
 
     def __call__(
         self,
@@ -57,14 +56,13 @@ class TwoWayBlock(nnx.Module):
             attended = self.self_attention(query, query, tokens, token_mask)
             tokens = self.norms[0](tokens + attended)
 
-        query = tokens + token_positions
-        tokens = self.norms[1](tokens + self.to_image(query, image + image_positions, image))
+        placed_image = image + image_positions
+        tokens = self.norms[1](
+            tokens + self.to_image(tokens + token_positions, placed_image, image)
+        )
         tokens = self.norms[2](tokens + self.mlp(tokens))
-
-        key = tokens + token_positions
-        attended = self.to_tokens(image + image_positions, key, tokens, token_mask)
-        image = self.norms[3](image + attended)
-        return tokens, image
+        attended = self.to_tokens(placed_image, tokens + token_positions, tokens, token_mask)
+        return tokens, self.norms[3](image + attended)
 
 
 class SamUpscale(nnx.Module):
@@ -95,27 +93,27 @@ class SamMaskDecoder(nnx.Module):
         """The `decoder` mask-type head gets one more token."""
         decoder = config.decoder
         d = decoder.dim
-        dtype = jnp.dtype(config.dtype)
         num_masks = 1 + decoder.slots
-        init = partial(truncated_normal, std=1.0)
-        self.iou_token = nnx.Param(init(rngs.params(), (1, d)))
-        self.mask_tokens = nnx.Param(init(rngs.params(), (num_masks, d)))
-        type_token = None
-        if config.head == DECODER_HEAD:
-            type_token = nnx.Param(init(rngs.params(), (1, d)))
-        self.type_token = type_token
+        options: dict[str, Any] = {"dtype": jnp.dtype(config.dtype), "rngs": rngs}
+
+        def draw(count: int) -> nnx.Param:
+            """Draws this number of tokens."""
+            return nnx.Param(truncated_normal(rngs.params(), (count, d), std=1.0))
+
+        self.iou_token = draw(1)
+        self.mask_tokens = draw(num_masks)
+        self.type_token = draw(1) if config.head == DECODER_HEAD else None
         # SAM adds this to the image where no mask is given as a prompt.
         self.no_mask = nnx.Param(jnp.zeros((1, d)))
         self.frequencies = Buffer(jax.random.normal(rngs.params(), (2, d // 2)))
-        self.text = Linear(config.text.dim * len(config.text.layers), d, dtype=dtype, rngs=rngs)
-        self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List(
-            [TwoWayBlock(decoder, i == 0, dtype=dtype, rngs=rngs) for i in range(decoder.depth)]
-        )
-        self.last = Attention(d, decoder.heads, inner=d // 2, dtype=dtype, rngs=rngs)
-        self.last_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        self.upscale = SamUpscale(d, dtype=dtype, rngs=rngs)
-        options = {"dtype": dtype, "rngs": rngs, "activation": "relu"}
+        self.text = Linear(config.text.dim * len(config.text.layers), d, **options)
+        self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, **options)
+        blocks = [TwoWayBlock(decoder, i == 0, **options) for i in range(decoder.depth)]
+        self.blocks = nnx.List(blocks)
+        self.last = Attention(d, decoder.heads, inner=d // 2, **options)
+        self.last_norm = nnx.LayerNorm(d, epsilon=1e-5, **options)
+        self.upscale = SamUpscale(d, **options)
+        options["activation"] = "relu"
         self.modal = nnx.List([MLP((d, d, d, d // 8), **options) for _ in range(num_masks)])
         # Of the completing masks, as `MaskKernels` calls them; checkpoints have this name.
         self.occluded = nnx.List([MLP((d, d, d, d // 8), **options) for _ in range(num_masks)])
@@ -141,35 +139,34 @@ class SamMaskDecoder(nnx.Module):
         """Decodes prompt tokens of any origin, such as SAM's points and boxes; `prompt_mask` is
         False on padding."""
         b, k, _, d = prompts.shape
-        h, w = image.shape[1:3]
+        size = image.shape[1]
         num_masks = len(self.modal)
 
         # Tokens: IoU, masks, mask type if its head reads one, prompts. Every query is a row of its
         # own.
-        output_tokens = [self.iou_token[...], self.mask_tokens[...]]
+        learned = [self.iou_token[...], self.mask_tokens[...]]
         if self.type_token is not None:
-            output_tokens.append(self.type_token[...])
-        outputs = jnp.concatenate(output_tokens).astype(prompts.dtype)
+            learned.append(self.type_token[...])
+        outputs = jnp.concatenate(learned).astype(prompts.dtype)
         outputs = jnp.broadcast_to(outputs, (b, k, *outputs.shape))
-        tokens = jnp.concatenate([outputs, prompts], axis=2).reshape(b * k, -1, d)
-        token_mask = jnp.concatenate([jnp.ones(outputs.shape[:3], bool), prompt_mask], axis=2)
-        token_mask = token_mask.reshape(b * k, -1)
+        tokens = rearrange(jnp.concatenate([outputs, prompts], axis=2), "b k t d -> (b k) t d")
+        mask = jnp.concatenate([jnp.ones(outputs.shape[:3], bool), prompt_mask], axis=2)
+        mask = rearrange(mask, "b k t -> (b k) t")
         token_positions = tokens
 
         image = image + self.no_mask[...].astype(image.dtype)
         keys = jnp.repeat(rearrange(image, "b h w d -> b (h w) d"), k, axis=0)
-        positions = fourier_features(grid_centres(h), self.frequencies[...]).astype(keys.dtype)
+        positions = fourier_features(grid_centres(size), self.frequencies[...]).astype(keys.dtype)
         for block in self.blocks:
-            tokens, keys = block(tokens, keys, token_positions, positions, token_mask)
+            tokens, keys = block(tokens, keys, token_positions, positions, mask)
         attended = self.last(tokens + token_positions, keys + positions, keys)
         tokens = self.last_norm(tokens + attended).reshape(b, k, -1, d)
 
-        pixel_features = self.upscale(keys.reshape(b * k, h, w, d))
+        pixel_features = self.upscale(rearrange(keys, "n (h w) d -> n h w d", h=size))
         mask_tokens = tokens[:, :, 1 : 1 + num_masks]
-        pairs = zip(self.modal, self.occluded, strict=True)
         weights = [
-            jnp.stack([mlp(mask_tokens[:, :, i]) for mlp in pair], axis=2)
-            for i, pair in enumerate(pairs)
+            jnp.stack([modal(mask_tokens[:, :, i]), occluded(mask_tokens[:, :, i])], axis=2)
+            for i, (modal, occluded) in enumerate(zip(self.modal, self.occluded, strict=True))
         ]
         weights = jnp.stack(weights, axis=2).astype(jnp.float32)
         kernels = MaskKernels(weights, jnp.zeros(weights.shape[:-1]))

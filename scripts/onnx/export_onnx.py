@@ -33,7 +33,7 @@ from r2sm_jax.data.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.load import Run, load, load_part
-from r2sm_jax.models.depthwise import depthwise_conv
+from r2sm_jax.models.efficientnet import depthwise_conv
 from r2sm_jax.models.hub import TOKENIZER
 from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.models.text_encoder import load_text_encoder
