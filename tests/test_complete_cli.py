@@ -176,6 +176,18 @@ def test_a_dataset_file_with_visible_masks_and_queries_is_completed(place, comma
     assert json.loads(Path("out.json").read_text())["queries"] == source["queries"]
 
 
+def test_what_cannot_be_completed_stays_as_it_is(place, command):
+    """An image without objects, which nobody has a file of, and an object of which nothing shows."""
+    source = instances()
+    source["images"].append({"id": 99, "file_name": "empty.png", "height": HEIGHT, "width": WIDTH})
+    source["annotations"][0]["visible_mask"] = masks.encode(np.zeros(SIZE, bool))
+    end = command(main, "complete", write("data.json", source), *FLAGS)
+    assert end.code == 0 and "wrote out.json: 2 objects completed in 3 images" in end.out, end.err
+    hidden = completed_by_id()[31]
+    assert "occluded_by" not in hidden
+    np.testing.assert_array_equal(masks.decode(hidden["segmentation"]), MUG)
+
+
 def results(image_ids=(1, 1)) -> list[dict]:
     """A COCO results file, as detectron2's COCOEvaluator and pycocotools users write it."""
     entries = []

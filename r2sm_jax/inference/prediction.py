@@ -114,8 +114,8 @@ class Prediction:
         is_low = self.score is not None and self.score < self.unsure_below
         return not self.is_absent and (is_low or self.presence < 0.5)
 
-    def about(self, modal: Mask, amodal: Mask | None, score: float | None) -> "Prediction":
-        """Returns the prediction about an object whose visible mask is known beforehand.
+    def with_masks(self, modal: Mask, amodal: Mask | None, score: float | None) -> "Prediction":
+        """Returns the prediction with these masks in place of those found by words.
 
         The decision stays. Presence and instances are of masks that the model found by words, so
         the object is there, and it is one.

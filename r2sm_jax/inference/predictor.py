@@ -176,7 +176,7 @@ class Predictor:
 
         Where a visible mask is given, or outlined in a box or around clicks, the sentence only
         decides whether that mask or the complete one is meant, and what the model found by words is
-        dropped (`Prediction.about`). Such masks of one call count as neighbours of one another, so
+        dropped (`Prediction.with_masks`). Such masks of one call count as neighbours of one another, so
         an object may be completed differently alone and beside others.
 
         Args:
@@ -282,7 +282,7 @@ class Predictor:
             if self.completer is None and needs_completer:
                 raise no_part("completer", "this model")
             complete = complete_masks.get(visible.tobytes())
-            answers[index] = answers[index].about(visible, complete, iou)
+            answers[index] = answers[index].with_masks(visible, complete, iou)
         return answers
 
     # Many images.

@@ -153,15 +153,18 @@ def complete_image(
 ) -> ImageTruth:
     """Completes the objects of one image, and says which object hides which.
 
-    Crowds and ignored regions stay as they are, and count as objects that can hide others. Raises
-    InputError for an image that cannot be read.
+    Crowds and ignored regions stay as they are, and count as objects that can hide others. So do
+    objects of which nothing shows, which hide nothing. Raises InputError for an image that cannot
+    be read.
     """
+    if not truth.instances:
+        return truth
     path = find_image([images_dir], truth.file_name)
     if path is None:
         raise InputError(f"{truth.file_name} is not in {images_dir}")
     pixels: UInt8[np.ndarray, "H W 3"] = open_annotated(path, truth.size, source)
     visible = {instance.id: instance.modal for instance in truth.instances}
-    objects = [instance for instance in truth.instances if not instance.ignore]
+    objects = [i for i in truth.instances if not i.ignore and any(masks.areas([i.modal]))]
     modal_masks = Decoded(masks.expand, [instance.modal for instance in objects])
     neighbours = None
     if len(visible) > 1:
