@@ -3,6 +3,7 @@
 A command ends with exit code 2 and one line for such an error, without a traceback (cli.py).
 """
 
+import codecs
 import gc
 import json
 from collections.abc import Iterator
@@ -56,9 +57,10 @@ def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Reads a file. Raises InputError if it cannot be read."""
+    """Reads a file, without the mark that some editors put before text. Raises InputError if it
+    cannot be read."""
     try:
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; check the path") from error
 

@@ -6,6 +6,7 @@ file of queries gives `predictions.json` (inference/many.py).
 
 import json
 import sys
+import warnings
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ def predict_one(args: PredictConfig) -> None:
     given: dict[str, Any] = {}
     if args.mask is not None:
         mask = read_file(Path(args.mask), size)
+        if mask[[0, 0, -1, -1], [0, -1, 0, -1]].all():
+            sentence = "all corners of the image are mask; are black and white inverted?"
+            warnings.warn(f"{args.mask}: {sentence}", stacklevel=1)
         given["masks"] = [clean(mask) if args.clean else mask]
     if args.box is not None:
         given["boxes"] = [args.box]

@@ -177,7 +177,7 @@ def test_a_dataset_file_with_visible_masks_and_queries_is_completed(place, comma
 
 
 def test_what_cannot_be_completed_stays_as_it_is(place, command):
-    """An image without objects, which nobody has a file of, and an object of which nothing shows."""
+    """An image without objects and without a file, and an object of which nothing shows."""
     source = instances()
     source["images"].append({"id": 99, "file_name": "empty.png", "height": HEIGHT, "width": WIDTH})
     source["annotations"][0]["visible_mask"] = masks.encode(np.zeros(SIZE, bool))
@@ -186,6 +186,27 @@ def test_what_cannot_be_completed_stays_as_it_is(place, command):
     hidden = completed_by_id()[31]
     assert "occluded_by" not in hidden
     np.testing.assert_array_equal(masks.decode(hidden["segmentation"]), MUG)
+
+
+def test_objects_that_hide_others_are_named_by_their_new_ids(place, command):
+    source = instances()
+    for number, annotation in enumerate(source["annotations"]):
+        annotation["id"] = number
+    end = command(main, "complete", write("data.json", source), *FLAGS)
+    assert end.code == 0 and "annotations have new ids" in end.out, end.err
+    by_id = completed_by_id()
+    assert [annotation.get("source_id") for annotation in by_id.values()] == [0, 1, 2, 3]
+    assert by_id[1]["occluded_by"] == [2]
+    assert all(number not in a.get("occluded_by", ()) for number, a in by_id.items())
+
+
+@pytest.mark.parametrize("score", ["0.4", 40.0, None])
+def test_a_least_score_needs_scores(place, refused, score):
+    entries = results()
+    entries[1]["score"] = score
+    file = write("results.json", entries)
+    message = refused(main, "complete", file, *FLAGS, "--min-score", "0.5")
+    assert "results.json: result 2 has the score" in message
 
 
 def results(image_ids=(1, 1)) -> list[dict]:
@@ -270,6 +291,7 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["EMPTY", *FLAGS], "no masks to complete"),
         (["CROWDS", *FLAGS], "all 4 annotations are crowds .* --crowds objects"),
         (["TURNED", *FLAGS], "bboxes contradict their masks"),
+        (["TWO", *FLAGS], "modal_mask of annotation 12 holds a mask, too"),
         (["MISSING", *FLAGS], "MISSING: No such file"),
         (["masks", *FLAGS], "no images in it"),
     ],
@@ -287,7 +309,9 @@ def test_refusals(arguments, named, place, refused):
         "EMPTY": instances() | {"annotations": []},
         "CROWDS": instances(),
         "TURNED": instances(),
+        "TWO": instances(),
     }
+    contents["TWO"]["annotations"][1]["modal_mask"] = masks.encode(BOX)
     for annotation in contents["CROWDS"]["annotations"]:
         annotation["iscrowd"] = 1
     for annotation in contents["TURNED"]["annotations"]:

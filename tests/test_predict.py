@@ -182,6 +182,12 @@ def test_the_object_of_a_mask_or_a_box_is_meant(flags, places, photo, command):
         assert answer["mask_type"] == ("amodal" if query else "modal")
 
 
+def test_an_inverted_mask_is_wondered_at(places, photo, command):
+    Image.fromarray(~places).save("inverted.png")
+    with pytest.warns(match="are black and white inverted"):
+        assert command(main, "RUN", photo, "--mask", "inverted.png").code == 0
+
+
 def test_points_say_what_is_meant_and_what_is_not(places, photo, command, stub, monkeypatch):
     seen = []
 

@@ -260,6 +260,13 @@ def test_bad_entries_are_refused(tmp_path, refused, entries, words):
     assert "p.json" in message and words in message
 
 
+def test_an_empty_file_is_no_list_of_predictions(tmp_path, refused):
+    make_dataset(tmp_path)
+    (tmp_path / "p.json").write_bytes(b"\xef\xbb\xbf\n")
+    flags = "--data", f"json:{tmp_path / 'data.json'}"
+    assert "the file is empty" in refused(main, "--predictions", tmp_path / "p.json", *flags)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "words"),
     [

@@ -88,6 +88,10 @@ def test_boxes_and_clicks_are_read_with_their_queries():
         ({"masks": [10 * MUG - 5.0]}, "no probabilities"),
         ({"masks": ["cat.png"]}, "shape"),
         ({"masks": [{"size": [60, 80]}]}, "counts"),
+        (
+            {"masks": [{"segmentation": masks.encode(MUG), "i_segm": masks.encode(BOX)}]},
+            "i_segm holds a mask, too",
+        ),
         ({"masks": [[]]}, "empty"),
         ({"masks": [[[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]]]}, "shares of the image's size"),
         ({"masks": [MUG], "boxes": [(0, 0, 9, 9)]}, "one of them"),

@@ -201,7 +201,13 @@ def test_bad_records_are_left_out_and_counted(tmp_path):
     collector = Collector()
     (truth,) = read_coco(save(tmp_path / "c.json", content), collector=collector)
     assert [instance.id for instance in truth.instances] == [31, 32]
-    words = ["999 is missing", "exchanged", "iscrowd is 'maybe'", "occurs twice", "no pixel"]
+    words = [
+        "category_id 999 is none",
+        "exchanged",
+        "iscrowd is 'maybe'",
+        "occurs twice",
+        "no pixel",
+    ]
     words += ["'id' is missing", "its id 7", "0 x 30 is no size", "image 8 is not in the file"]
     for bad, word in zip(collector.bad, words, strict=True):
         assert word in bad and "c.json" in bad

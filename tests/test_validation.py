@@ -205,6 +205,20 @@ def test_exchanged_masks():
     assert "larger" in str(contradiction) and contradiction.is_systematic
 
 
+def test_masks_of_different_objects():
+    visible, complete = [masks.encode(box_mask(*box)) for box in BOXES[:2]]
+    records = make_records([complete] * 4, [BOXES[1]] * 4, visible_mask=visible)
+    (contradiction,) = find_contradictions(records)
+    assert "beside their complete masks" in str(contradiction) and contradiction.is_systematic
+
+
+def test_the_visible_mask_of_another_format_is_not_passed_over():
+    records = make_records([polygon(*box) for box in BOXES])
+    records["annotations"][0]["inmodal_seg"] = polygon(*BOXES[0])
+    (problem,) = problems(json.dumps(records).encode())
+    assert problem.startswith("annotation 1: inmodal_seg is not read here")
+
+
 @pytest.mark.parametrize("name", ["a.png", "./a.png", ".\\a.png"])
 def test_images_that_share_a_file(name):
     records = make_records([polygon(*box) for box in BOXES])

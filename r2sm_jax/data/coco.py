@@ -98,6 +98,9 @@ def read_coco(
     if not names and options.kind == "kins":
         names = KINS_CATEGORIES
 
+    if annotations and not all(map(str.strip, map(str, names.values() or [""]))):
+        collector.note(str(path), f"objects of a category without a name are called {NO_NAME!r}")
+
     objects = defaultdict(list)
     queries = defaultdict(list)
     for annotation in annotations:
@@ -159,12 +162,19 @@ def read_results(
     of_images = defaultdict(list)
     for number, result in enumerate(results, start=1):
         score = result.get("score")
-        if not isinstance(score, int | float) or score >= min_score:
+        if min_score and not (isinstance(score, int | float) and 0 <= score <= 1):
+            raise InputError(
+                f"{path}: result {number} has the score {score!r}; to leave out low scores, give "
+                "every result a number from 0 to 1"
+            )
+        if not min_score or score >= min_score:
             of_images[result.get("image_id")].append(result | {"id": number})
     first_new = max((key for key in of_images if isinstance(key, int)), default=0) + 1
     comparison = MaskComparison()
     for key, of_image in of_images.items():
         with collector.record(f"{path}: image {key!r}"):
+            if listed and key not in listed:
+                raise ValueError(f"it is not among the images of {listed_in}")
             if listed:
                 image = listed[key]
             else:
@@ -269,6 +279,15 @@ def _mask_fields(
     if not annotations:
         return amodal, visible
     known = ", ".join(sorted(present))
+    fields = {*amodal, *visible, *AMODAL_FIELDS, *BOTH_MASKS}
+    for annotation in annotations:
+        for name, value in annotation.items():
+            if name not in fields and masks.holds_mask(value):
+                raise InputError(
+                    f"{path}: {name} of annotation {annotation.get('id')} holds a mask, too, and "
+                    "may be what shows; name it with --visible-field or --amodal-field of data "
+                    "convert muva, or remove it"
+                )
     has_both = bool(present & BOTH_MASKS)
     if options.kind == "coco" and has_both:
         raise InputError(
@@ -319,6 +338,9 @@ def _read_instance(
         if flag is None:
             raise ValueError(f"its {name} is {annotation[name]!r}; write 0 or 1")
     ignore = flags["ignore"] or (flags["iscrowd"] and not options.crowds_are_objects)
+    category_id = annotation["category_id"]
+    if names and category_id not in names:
+        raise ValueError(f"its category_id {category_id!r} is none of the file's categories")
     attributes = annotation.get("attributes") or {}
     kept = {
         name: value
@@ -327,7 +349,7 @@ def _read_instance(
     }
     return Instance(
         id=annotation["id"],
-        category=names[annotation["category_id"]] if names else NO_NAME,
+        category=names[category_id] if names else NO_NAME,
         modal=modal,
         amodal=amodal,
         attributes={k: v for k, v in attributes.items() if isinstance(v, str)},

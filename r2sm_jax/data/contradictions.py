@@ -37,6 +37,7 @@ SENTENCES = {
     "area": "areas contradict their masks ({}); correct the masks, or leave area out",
     "larger": "visible masks are larger than their complete masks ({}); exchange the two fields "
     "or folders",
+    "apart": "visible masks lie beside their complete masks ({}); give masks of the same object",
     "unseen": "visible masks have no pixel ({}); give those of what is seen, in pixels of the "
     "image",
     "hidden": "visible masks have the size of what occlude_rate says is hidden ({})",
@@ -90,6 +91,8 @@ class MaskComparison:
         # Objects that are fully visible tell nothing about which mask is which.
         if visible_area != area:
             self._count("larger", is_larger, where)
+            (shared,) = masks.areas([masks.intersect(modal, whole)])
+            self._count("apart", shared < min(visible_area, area) / 2, where)
         self._count("unseen", not visible_area, where)
         is_inverted = False
         if area > height * width / 2:

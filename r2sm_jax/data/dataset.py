@@ -434,14 +434,15 @@ def to_records(
         of_image = {"image_id": truth.image_id}
         names = {"id": truth.image_id, "file_name": truth.file_name}
         images.append({**names, "height": height, "width": width})
-        new_ids = {}
+        new_ids = {instance.id: next(annotation_ids) for instance in truth.instances}
         for instance in truth.instances:
-            annotation_id = next(annotation_ids)
-            new_ids[instance.id] = annotation_id
+            annotation_id = new_ids[instance.id]
             name = " ".join(instance.category.split()) or NO_NAME
             category_id = category_ids.setdefault(name, max(category_ids.values(), default=0) + 1)
             record: dict[str, Any] = {"id": annotation_id, **of_image, "category_id": category_id}
             record |= masks.mask_fields(instance.modal, instance.amodal) | dict(instance.fields)
+            if "occluded_by" in record:
+                record["occluded_by"] = [new_ids[number] for number in record["occluded_by"]]
             if annotation_id != instance.id:
                 record["source_id"] = instance.id
             if instance.attributes:

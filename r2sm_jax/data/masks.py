@@ -175,6 +175,22 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
     return np.ascontiguousarray(expand(compressed(segmentation, height, width)))
 
 
+def of_annotation(annotation: Mapping[str, Any]) -> Any:
+    """Returns the `segmentation` of an annotation. Raises ValueError if it has another mask, too,
+    since the complete one may be taken for what shows."""
+    for name, value in annotation.items():
+        if name != "segmentation" and holds_mask(value):
+            raise ValueError(f"{name} holds a mask, too; give the visible one alone")
+    return annotation["segmentation"]
+
+
+def holds_mask(value: Any) -> bool:
+    """Whether the field of an annotation holds a mask: an RLE, or polygons."""
+    if isinstance(value, dict):
+        return "counts" in value
+    return isinstance(value, list) and any(isinstance(v, list) and len(v) >= 6 for v in value)
+
+
 def read_file(path: Path, size: tuple[int, int]) -> Mask:
     """The mask `[H W]` of an image of this size in a file: a picture, white on black or drawn in
     the transparency, or JSON with an RLE or polygons, or with an object that has a `segmentation`.
@@ -185,7 +201,7 @@ def read_file(path: Path, size: tuple[int, int]) -> Mask:
         if path.suffix.lower() == ".json":
             value = load_json(path, "one mask, an RLE or a list of polygons")
             if isinstance(value, dict) and "segmentation" in value:
-                value = value["segmentation"]
+                value = of_annotation(value)
             return from_segmentation(value, *size)
         values = levels(images.decode(path))
         if values.shape != size:

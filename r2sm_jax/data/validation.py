@@ -18,6 +18,8 @@ from r2sm_jax.errors import InputError, paused_collection
 
 MASKS = ("segmentation", "visible_mask")
 """The fields of an annotation that hold the complete and the visible mask."""
+OTHER_MASKS = ("visible_segm", "inmodal_seg", "i_segmentation", "i_segm")
+"""Fields of the visible mask in the files of others (data/coco.py)."""
 NULL = msgspec.Raw(b"null")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for content that is not of a type."""
@@ -51,6 +53,11 @@ class Annotation(msgspec.Struct, gc=False):
     ignore: Any = None
     iscrowd: Any = None
     isStuff: Any = None  # COCOA's floor, carpet, sky
+    # The visible mask in other formats, which this one does not read.
+    visible_segm: msgspec.Raw = NULL
+    inmodal_seg: msgspec.Raw = NULL
+    i_segmentation: msgspec.Raw = NULL
+    i_segm: msgspec.Raw = NULL
 
     def rles(self, height: int, width: int) -> list[RLE | None]:
         """Decodes both `MASKS` of an image of this size; None for one that is not given.
@@ -236,6 +243,9 @@ def _annotation_faults(
     given = [field for field in MASKS if bytes(getattr(annotation, field)) != b"null"]
     if not given:
         yield "it has neither segmentation nor visible_mask"
+    for field in OTHER_MASKS:
+        if bytes(getattr(annotation, field)) != b"null":
+            yield f"{field} is not read here; write it as visible_mask, with data convert muva"
     for field in given:
         if fault := _mask_fault(getattr(annotation, field), image):
             yield f"{field} {fault}"

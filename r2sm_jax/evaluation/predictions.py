@@ -70,6 +70,8 @@ all queries fit in memory."""
 def read_entries(path: Path, kind: type[T]) -> list[T]:
     """Reads a JSON list, or JSON Lines. Raises InputError, which names the entry, for bad ones."""
     content = read_bytes(path)
+    if not content.strip():
+        raise InputError(f"{path}: the file is empty; give a JSON list of predictions")
     try:
         if content.lstrip().startswith(b"["):
             return msgspec.json.decode(content, type=list[kind])

@@ -175,9 +175,9 @@ class Predictor:
         for the complete shape, so that the mask type is modal unless it is forced.
 
         Where a visible mask is given, or outlined in a box or around clicks, the sentence only
-        decides whether that mask or the complete one is meant, and what the model found by words is
-        dropped (`Prediction.with_masks`). Such masks of one call count as neighbours of one another, so
-        an object may be completed differently alone and beside others.
+        decides whether that mask or the complete one is meant, and it takes the place of what the
+        model found by words (`Prediction.with_masks`). Such masks of one call count as neighbours
+        of one another, so an object may be completed differently alone and beside others.
 
         Args:
             queries: sentences; a single one may be given as a string. None, or an empty one, where

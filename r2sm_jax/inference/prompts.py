@@ -104,7 +104,7 @@ def read_mask(value: Any, size: tuple[int, int], name: str, *, may_be_empty: boo
 
 def _to_mask(value: Any, size: tuple[int, int]) -> Mask:
     if isinstance(value, Mapping) and "segmentation" in value:
-        value = value["segmentation"]
+        value = masks.of_annotation(value)
     if isinstance(value, Mapping | list | tuple):
         return masks.from_segmentation(value, *size)
     array = np.asarray(value)

@@ -80,6 +80,7 @@ def complete(
     collector.check(max_bad)
     ignored = [instance.ignore for truth in truths for instance in truth.instances]
     if not ignored:
+        collector.print()
         raise InputError(f"{source}: there are no masks to complete in it; give another file")
     if all(ignored):
         raise InputError(
@@ -109,6 +110,8 @@ def complete(
         f"them larger now by {HIDDEN_FROM:.0%} and more; {len(records['annotations']) - len(rates)}"
         " crowds or ignored regions kept as they are"
     )
+    if any("source_id" in annotation for annotation in records["annotations"]):
+        print("annotations have new ids, as theirs were not above 0 and all different: source_id")
     if images.resolve() not in [folder.resolve() for folder in image_folders(out, None)]:
         print(f"the images are in {images}; pass --data.images {images} with the dataset")
 
