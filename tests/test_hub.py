@@ -248,6 +248,9 @@ def test_a_tensor_of_a_pickle_is_a_view_of_its_storage(shape, strides, offset, e
     tensors = read_pickle(file)
     assert list(tensors) == ["w"] and tensors["w"].dtype == np.float32
     assert tensors["w"].tolist() == expected
+    # The fetched pickle is kept as such a file.
+    save_file(tensors, tmp_path / "x.safetensors")
+    assert load_file(tmp_path / "x.safetensors")["w"].tolist() == expected
 
 
 GOOD = tensor_checkpoint((2, 3), (3, 1))

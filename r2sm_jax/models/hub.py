@@ -364,8 +364,9 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
                 file.read(8)  # the size, which the tensors say, too
                 if file.readinto(storages[key].data) != storages[key].nbytes:
                     raise ValueError("a storage is cut short")
-            # A copy, since several tensors may lie in one storage.
-            return {key: np.array(tensor, copy=True) for key, tensor in state.items()}
+            # A copy, since several tensors may lie in one storage; in C's order, since safetensors
+            # writes the bytes of an array as they lie.
+            return {key: np.array(tensor, order="C") for key, tensor in state.items()}
     except Exception as error:  # whatever a hostile file provokes
         raise InputError(
             f"{path} is not a checkpoint of tensors alone in torch's older format ({error})"
