@@ -53,8 +53,8 @@ def compute_losses(
     # decoder those of each query. Instances are no queries, so theirs are made of the image's.
     pixel_features = output.decoder.pixel_features
 
-    # One loss for each sentence, [b f], not yet weighted: head.py, which has no targets, takes
-    # the plain mean of such losses.
+    # One loss for each sentence, [b f], not yet weighted: training/head.py, which has no targets,
+    # takes the plain mean of such losses.
     type_losses = type_loss(output.type_logits, targets.type_is_amodal, config)
     return {
         **query_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
