@@ -162,6 +162,13 @@ def test_an_answer_contains_the_given_mask_alike_alone_and_among_others(complete
     np.testing.assert_array_equal(completer(image, visible[:3]), expected)
 
 
+def test_a_completer_also_says_how_good_the_mask_is_and_whether_anything_is_hidden(completer):
+    crops = np.random.default_rng(0).integers(0, 255, (3, 32, 32, 7), np.uint8)
+    output = completer.read(crops)
+    assert output.mask_logits.shape == (3, 32, 32) and output.hidden_logit.shape == (3,)
+    assert (output.iou > 0).all() and (output.iou < 1).all()
+
+
 @pytest.mark.parametrize(
     ("mask", "named"),
     [(np.zeros((60, 80), bool), "mask 1 is empty"), (np.ones((6, 8), bool), "6 x 8")],

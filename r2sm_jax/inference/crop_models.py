@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from einops import rearrange
 from flax import nnx
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from r2sm_jax.config import CompleterConfig, MatmulPrecision, OutlinerConfig
 from r2sm_jax.data import masks
@@ -27,7 +27,7 @@ from r2sm_jax.data.crops import (
 )
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.crop_unet import CropUNet, make_completer, make_outliner
+from r2sm_jax.models.crop_unet import CropOutput, CropUNet, make_completer, make_outliner
 from r2sm_jax.models.matmul import JAX_PRECISION
 from r2sm_jax.query import Prompt
 
@@ -65,7 +65,7 @@ class CropModel:
         graphdef, _ = nnx.split(self.abstract(config))
 
         @jax.jit
-        def compute(weights: nnx.State, crops: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        def compute(weights: nnx.State, crops: jax.Array) -> CropOutput:
             with jax.default_matmul_precision(JAX_PRECISION[matmul_precision]):
                 return nnx.merge(graphdef, weights)(crops)
 
@@ -83,17 +83,12 @@ class CropModel:
         vars(other).update(values)
         return other
 
-    def read(
-        self, crops: UInt8[np.ndarray, "m s s 7"]
-    ) -> tuple[Float[np.ndarray, "m _s _s"], Float[np.ndarray, " m"] | None]:
-        """Computes logits and predicted IoUs of up to `BATCH_SIZES[-1]` crops."""
+    def read(self, crops: UInt8[np.ndarray, "m s s 7"]) -> CropOutput:
+        """Computes what the network says about up to `BATCH_SIZES[-1]` crops, as NumPy arrays."""
         count = next(count for count in BATCH_SIZES if count >= len(crops))
         padding = [(0, count - len(crops))] + 3 * [(0, 0)]
-        logits, ious = self._compute(self.weights, np.pad(crops, padding))
-        return (
-            np.asarray(logits)[: len(crops)],
-            None if ious is None else np.asarray(ious)[: len(crops)],
-        )
+        output = self._compute(self.weights, np.pad(crops, padding))
+        return jax.tree.map(lambda values: np.asarray(values)[: len(crops)], output)
 
 
 class MaskCompleter(CropModel):
@@ -145,7 +140,7 @@ class MaskCompleter(CropModel):
                 windows, of_batch, neighbours[start:end], strict=True
             ):
                 crops.append(self._cut(image, window, visible, others))
-            logits, _ = self.read(np.stack(crops))
+            logits = self.read(np.stack(crops)).mask_logits
             for window, visible, crop_logits in zip(windows, of_batch, logits, strict=True):
                 image_logits = window.paste(crop_logits, height, width, OUTSIDE_LOGIT)
                 yield visible | (image_logits > self.threshold)
@@ -223,9 +218,11 @@ class MaskOutliner(CropModel):
         for start in range(0, len(windows), BATCH_SIZES[-1]):
             of_batch = windows[start : start + BATCH_SIZES[-1]]
             crops = [cut_prompt_crop(image, w, self.config.size, prompt) for w in of_batch]
-            logits, ious = self.read(np.stack(crops))
-            assert ious is not None
-            for window, window_logits, iou in zip(of_batch, logits, ious, strict=True):
+            output = self.read(np.stack(crops))
+            assert output.iou is not None
+            for window, window_logits, iou in zip(
+                of_batch, output.mask_logits, output.iou, strict=True
+            ):
                 image_logits = window.paste(window_logits, height, width, OUTSIDE_LOGIT)
                 outlines.append(Outline(image_logits > self.threshold, float(iou)))
         return outlines

@@ -12,6 +12,7 @@ known (completer), or the inside of the box, positive and negative clicks (outli
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,16 @@ from r2sm_jax.models.layers import MLP, Attention, Conv, Linear, freeze, resize
 NUM_CHANNELS = 7
 BACKBONE_SIZE = 128
 """Pixels of the crop that the completer's backbone reads: it knows objects of a certain size."""
+
+
+class CropOutput(NamedTuple):
+    """What the network says about each crop."""
+
+    mask_logits: Float[Array, "m _s _s"]
+    iou: Float[Array, " m"] | None
+    """Predicted IoU of the mask: of the complete one, if this is a completer."""
+    hidden_logit: Float[Array, " m"] | None
+    """Whether at least `MIN_HIDDEN_SHARE` (data/crops.py) of the object is hidden."""
 
 
 class ResidualBlock(nnx.Module):
@@ -71,6 +82,7 @@ class CropUNet(nnx.Module):
         has_backbone: bool,
         on_every_grid: bool = False,
         predicts_iou: bool = False,
+        predicts_hidden: bool = False,
         rngs: nnx.Rngs,
     ):
         """Builds the network with random weights.
@@ -80,6 +92,7 @@ class CropUNet(nnx.Module):
             has_backbone: whether features of a frozen backbone are read.
             on_every_grid: whether they are read on each grid; else on the coarsest one.
             predicts_iou: whether a token on the coarsest grid reads how good the mask is.
+            predicts_hidden: whether that token also reads if a part of the object is hidden.
         """
         dims = config.dims
         coarsest = dims[-1]
@@ -115,11 +128,11 @@ class CropUNet(nnx.Module):
             token = 0.02 * jax.random.normal(rngs.params(), (1, coarsest))
             self.iou_token = nnx.data(nnx.Param(token))
             self.iou = Linear(coarsest, 1, rngs=rngs)
+        self.hidden = Linear(coarsest, 1, rngs=rngs) if predicts_hidden else None
 
-    def __call__(
-        self, crops: Real[Array, "m s s c"]
-    ) -> tuple[Float[Array, "m _s _s"], Float[Array, " m"] | None]:
-        """Logits of the mask, with two pixels a patch, and their predicted IoU, if it has one."""
+    def __call__(self, crops: Real[Array, "m s s c"]) -> CropOutput:
+        """Logits of the mask, with two pixels a patch, and what the token says of it, if there is
+        one."""
         channels = normalise(crops.astype(jnp.float32))
         features = self._read_features(channels)
         patches = rearrange(
@@ -137,13 +150,18 @@ class CropUNet(nnx.Module):
         if features and not self.on_every_grid:
             x = x + resize(features[0], x.shape[1])
 
-        x, iou = self._attend(x)
+        x, token = self._attend(x)
         for level in reversed(range(len(self.decoder))):
             x = self.up[level](x)
             x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
             x = self.decoder[level](x + skips[level])
         logits = self.mask(nnx.gelu(self.norm(x)))
-        return rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2), iou
+        iou = hidden_logit = None
+        if token is not None:
+            iou = jax.nn.sigmoid(self.iou(token)[:, 0])
+            hidden_logit = self.hidden(token)[:, 0] if self.hidden is not None else None
+        masks = rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2)
+        return CropOutput(masks, iou, hidden_logit)
 
     def _read_features(
         self, channels: Float[Array, "m s s c"]
@@ -164,8 +182,8 @@ class CropUNet(nnx.Module):
 
     def _attend(
         self, x: Float[Array, "m h w d"]
-    ) -> tuple[Float[Array, "m h w d"], Float[Array, " m"] | None]:
-        """Attention over the coarsest grid, and the predicted IoU."""
+    ) -> tuple[Float[Array, "m h w d"], Float[Array, "m d"] | None]:
+        """Attention over the coarsest grid and the token, if there is one."""
         height = x.shape[1]
         tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...]
         if self.iou_token is not None:
@@ -173,11 +191,10 @@ class CropUNet(nnx.Module):
             tokens = jnp.concatenate([first, tokens], axis=1)
         for block in self.transformer:
             tokens = block(tokens)
-        iou = None
+        token = None
         if self.iou_token is not None:
-            iou = jax.nn.sigmoid(self.iou(tokens[:, 0])[:, 0])
-            tokens = tokens[:, 1:]
-        return rearrange(tokens, "m (h w) d -> m h w d", h=height), iou
+            token, tokens = tokens[:, 0], tokens[:, 1:]
+        return rearrange(tokens, "m (h w) d -> m h w d", h=height), token
 
 
 def normalise(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
@@ -190,7 +207,14 @@ def normalise(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
 def make_completer(config: CompleterConfig, *, rngs: nnx.Rngs) -> CropUNet:
     """Builds a completer. Its mask has the crop's resolution; its finest grid has half of it: a
     convolution there costs a quarter, and the visible part of the outline is given anyway."""
-    return CropUNet(config, patch=2, has_backbone=bool(config.efficientnet), rngs=rngs)
+    return CropUNet(
+        config,
+        patch=2,
+        has_backbone=bool(config.efficientnet),
+        predicts_iou=config.scores,
+        predicts_hidden=config.scores,
+        rngs=rngs,
+    )
 
 
 def make_outliner(config: OutlinerConfig, *, rngs: nnx.Rngs) -> CropUNet:

@@ -265,8 +265,7 @@ def completer_loss(
 ) -> tuple[Float[Array, ""], Values]:
     """Computes the loss of a training step, and its parts."""
     crops, given, complete = vary_completion(planes, key)
-    logits, _ = completer(crops)
-    return completion_loss(logits, given, complete)
+    return completion_loss(completer(crops).mask_logits, given, complete)
 
 
 # Examples of the outliner
@@ -405,9 +404,9 @@ def outliner_loss(
 ) -> tuple[Float[Array, ""], Values]:
     """Computes the loss of a training step, and its parts."""
     crops, target = vary_outline(planes, key)
-    logits, iou = outliner(crops)
-    assert iou is not None
-    return outline_loss(logits, iou, target)
+    output = outliner(crops)
+    assert output.iou is not None
+    return outline_loss(output.mask_logits, output.iou, target)
 
 
 # The task

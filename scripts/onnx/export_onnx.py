@@ -111,8 +111,8 @@ def complete_part(completer: MaskCompleter) -> Part:
 
     def complete(crops: jax.Array, others_known: jax.Array) -> tuple[jax.Array, ...]:
         known = jnp.broadcast_to(255 * others_known[:, None, None, None], (*crops.shape[:3], 1))
-        logits, _ = model(jnp.concatenate([crops.astype(jnp.float32), known], axis=-1))
-        return (logits,)
+        output = model(jnp.concatenate([crops.astype(jnp.float32), known], axis=-1))
+        return (output.mask_logits,)
 
     rng = np.random.default_rng(0)
     size = completer.config.size
