@@ -51,7 +51,9 @@ def check_references(args: ExportConfig, config: ModelConfig) -> None:
 def write_export(args: ExportConfig, out: Path) -> None:
     """Writes the folder, and verifies it on request."""
     names = {part: getattr(args, part) for part in PARTS}
-    parts = {part: load_part(name, part) for part, name in names.items() if name is not None}
+    given = {part: name for part, name in names.items() if name is not None}
+    parts = {part: load_part(name, part) for part, name in given.items()}
+    part_folders = [find_folder(name) for name in given.values()]
     source = find_folder(args.run)
     if is_export(source):
         if not parts or args.lm != "embed" or args.compact or args.verify:
@@ -59,14 +61,21 @@ def write_export(args: ExportConfig, out: Path) -> None:
                 f"{args.run}: this is an export already, which keeps its form; give --completer or "
                 "--outliner alone to put a part into it, or the run that it came from"
             )
-        add_parts(source, out, parts)
+        add_parts(source, out, parts, part_folders)
         print(f"wrote {out}: {args.run} with the given parts, {megabytes(out):.1f} MB")
         return
 
     run = load(args.run)
     check_references(args, run.config.model)
     embeds = args.lm == "embed"
-    export(run, out, embed_language_model=embeds, compact=args.compact, parts=parts)
+    export(
+        run,
+        out,
+        embed_language_model=embeds,
+        compact=args.compact,
+        parts=parts,
+        part_folders=part_folders,
+    )
     print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB")
     if args.verify:
         size = run.config.model.vision.image_size

@@ -38,7 +38,7 @@ from r2sm_jax.evaluation.selection import (
 )
 from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
-from r2sm_jax.inference.model_folder import find_folder
+from r2sm_jax.inference.model_folder import find_folder, write_trained_on
 from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.sources import (
@@ -87,6 +87,9 @@ def train(config: Config) -> Path:
 
     with open_run(config, inputs) as folder:
         print(f"run folder {folder}", flush=True)
+        if not config.resume:
+            before = [earlier] if earlier else []
+            run_on_main(lambda: write_trained_on(folder, source.fingerprints(), before))
         seconds = fit(task, folder, config.train)
         if seconds is None:
             print(f"continue with python -m r2sm_jax.train --resume --run {folder}", flush=True)

@@ -21,3 +21,6 @@ class ListedSource(list):
 
     def subset(self, indices):
         return SourceSubset(self, tuple(indices))
+
+    def fingerprints(self):
+        return [""] * len(self)

@@ -56,6 +56,8 @@ def test_samples_come_back_as_they_were(built):
             assert (one.modal == two.modal).all()
             assert (one.amodal is None) == (two.amodal is None)
             assert one.amodal is None or np.array_equal(one.amodal, two.amodal)
+    fingerprints = [*sources[0].fingerprints(), *sources[1].fingerprints()]
+    assert sorted(fingerprints) == sorted(load_json_split(path, "all").fingerprints())
 
 
 def test_errors(built, tmp_path):

@@ -19,7 +19,13 @@ import numpy as np
 
 from r2sm_jax.data import contradictions, masks
 from r2sm_jax.data.contradictions import NUM_COMPARED_ON_READING, compare
-from r2sm_jax.data.images import find_image, image_folders, locate_image, open_annotated
+from r2sm_jax.data.images import (
+    find_image,
+    fingerprint,
+    image_folders,
+    locate_image,
+    open_annotated,
+)
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.validation import Annotation, File, Image, Query as QueryRecord, parse
 from r2sm_jax.errors import InputError, atomic_write, read_bytes
@@ -143,6 +149,11 @@ class Source(Protocol):
         """Returns the same source with just these samples, in this order."""
         ...
 
+    def fingerprints(self) -> list[str]:
+        """Returns the fingerprint of each sample's picture file, "" for a made picture; after them
+        those of more files, if parts of these are in the pictures."""
+        ...
+
 
 @runtime_checkable
 class FreshSource(Protocol):
@@ -188,6 +199,10 @@ class SourceSubset:
 
     def subset(self, indices: Iterable[int]) -> "SourceSubset":
         return SourceSubset(self.source, tuple(self.indices[index] for index in indices))
+
+    def fingerprints(self) -> list[str]:
+        known = self.source.fingerprints()
+        return [known[index] for index in self.indices]
 
 
 def read_some(source: Source) -> list[Sample]:
@@ -316,6 +331,11 @@ class Dataset:
         part.__dict__ |= self.__dict__
         part.images = [self.images[index] for index in indices]
         return part
+
+    def fingerprints(self) -> list[str]:
+        """Returns the fingerprint of each image's file; "" for one that is missing."""
+        paths = [find_image(self._image_dirs, image.file_name) for image in self.images]
+        return [fingerprint(path) if path else "" for path in paths]
 
     def _read_instance(self, index: int, annotation: Annotation) -> Instance[RLE]:
         """The instance of an annotation of image `index`.

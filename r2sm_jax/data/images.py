@@ -1,6 +1,7 @@
 """Finds image files and opens them, whatever way they are stored."""
 
 import base64
+import hashlib
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,9 @@ ORIENTATION = 0x0112
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
 IMAGE_SUFFIXES = (*JPEG_SUFFIXES, ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
 """Files of a folder with other names are no images."""
+NUM_HASHED = 4096
+"""Bytes of an image file that are hashed. Those in its middle differ from image to image, and those
+of 118,000 images are read in seconds."""
 UNICODE_FORMS = ("NFC", "NFD")
 """Composed and decomposed accents: macOS writes the second."""
 
@@ -166,7 +170,7 @@ def locate_image(folders: Sequence[Path], file_name: str, source: Path) -> Path:
 def _file_in(folder: Path, name: PurePosixPath) -> Path | None:
     """The file of that name in a folder, in either Unicode form."""
     spellings = [unicodedata.normalize(form, str(name)) for form in UNICODE_FORMS]
-    for spelling in (str(name), *spellings):
+    for spelling in dict.fromkeys((str(name), *spellings)):
         if isfile(folder / spelling):
             return folder / spelling
     return None
@@ -209,6 +213,18 @@ def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path
             f"{folder}: there is no {' or '.join(suffixes)} file in the folder; put {what} there"
         )
     return paths
+
+
+def fingerprint(image: Path | bytes) -> str:
+    """Hashes the size of an image file, given by path or content, and what is in its middle.
+
+    It is the same whatever the file is called. An image that was written anew is another file.
+    """
+    with BytesIO(image) if isinstance(image, bytes) else image.open("rb", 0) as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - NUM_HASHED) // 2)
+        middle = file.read(NUM_HASHED)
+    return hashlib.sha256(b"%d %s" % (size, middle)).hexdigest()[:16]
 
 
 def data_url(image: UInt8[np.ndarray, "H W 3"], form: str, quality: int) -> str:

@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, ImageTruth, Instance, Sample, truth_of_sample
-from r2sm_jax.data.images import open_image
+from r2sm_jax.data.images import fingerprint, open_image
 from r2sm_jax.data.splits import resolve_split, split_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import MASK_TYPES, Query
@@ -194,6 +194,10 @@ class TfdsSource:
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""
         return _queries(self._record(self._indices[index]))
+
+    def fingerprints(self) -> list[str]:
+        """Returns those of the image files that the data set was built from."""
+        return [fingerprint(self._record(index)["image"]) for index in self._indices]
 
     def _record(self, index: int) -> dict[str, Any]:
         with _input_errors(self._folder):

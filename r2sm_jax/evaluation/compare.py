@@ -36,6 +36,7 @@ COLUMNS = (
     "occluded_union",
     "boundary_intersection",
     "boundary_union",
+    "seen",
 )
 
 
@@ -46,7 +47,8 @@ Rows = Sequence[dict[str, str]]
 def write_queries(path: Path, evaluated: Evaluated) -> None:
     """Writes the queries of all splits in one table.
 
-    Areas are in pixels. A cell is empty where a value is not defined.
+    Areas are in pixels. `seen` is 1 where the model was trained on the image. A cell is empty where
+    a value is not defined.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -58,6 +60,8 @@ def write_queries(path: Path, evaluated: Evaluated) -> None:
                 row += [result.overlap.predicted, result.overlap.truth]
                 for overlap in (result.overlap, result.occluded_overlap, result.boundary):
                     row += overlap[:2] if overlap is not None else (None, None)
+                is_seen = None if results.seen is None else int(result.truth.index in results.seen)
+                row.append(is_seen)
                 writer.writerow(row)
 
 

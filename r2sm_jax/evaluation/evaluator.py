@@ -28,6 +28,7 @@ from r2sm_jax.evaluation.scorer import (
     truths_of_image,
 )
 from r2sm_jax.inference.load import Run
+from r2sm_jax.inference.model_folder import read_trained_on
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Asked, Predictor
 from r2sm_jax.inference.prompts import Request
@@ -51,6 +52,11 @@ def evaluate(
     predictor = run.predictor
     loop = run.config.train
     evaluated = {name: evaluate_source(predictor, source, name) for name, source in sources.items()}
+    known = read_trained_on(run.folder)
+    if known is not None:
+        for results in evaluated.values():
+            pictures = enumerate(results.source.fingerprints())
+            results.seen = {index for index, picture in pictures if picture in known}
     sentences = {}
     if spec == "scenes":
         sentences["val_r2sm"] = evaluate_sentences(predictor, intent_sentences("val_r2sm"))

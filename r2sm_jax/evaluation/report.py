@@ -339,6 +339,10 @@ def make_report(
         "variant": "lisa",
         "resolution": "original",
         "images": images,
+        "images_seen": {
+            name: None if results.seen is None else len(results.seen)
+            for name, results in evaluated.items()
+        },
         "data_sha256": {name: results.data_sha256 for name, results in evaluated.items()},
         "benchmark": benchmarks,
         "version": r2sm_jax.__version__,

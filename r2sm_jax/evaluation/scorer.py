@@ -248,6 +248,8 @@ class EvalResults:
     """Number of queries that are not scored, by reason."""
     missing: list[int] = field(default_factory=list)
     """Ids of the queries without a prediction; an empty mask is counted in its place."""
+    seen: set[int] | None = None
+    """Indices of the images that the model was trained on; None where that is not known."""
 
     @property
     def data_sha256(self) -> str:

@@ -286,9 +286,18 @@ def describe_selection(report: Figures) -> str:
         )
         if is_own_data and selected_on in splits:
             sentences.append("Its figures are optimistic, as in the paper's protocol.")
-    for name in ("all", "train"):
-        if is_own_data and name in splits:
+    seen = meta.get("images_seen", {})
+    for name in splits:
+        if count := seen.get(name):
+            total = meta["images"][name]
+            sentences.append(f"The run was trained on {count} of the {total} images of `{name}`.")
+        elif is_own_data and name in ("all", "train"):
             sentences.append(f"The run was trained on images of `{name}`.")
+    if "step" in meta and None in seen.values():
+        sentences.append(
+            "Which images it was trained on is not known: it is older than `trained_on.txt`, or "
+            "started from a run that is."
+        )
     return " ".join(sentences)
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,10 +39,12 @@ from r2sm_jax.inference.model_folder import (
     FUNCTIONS,
     LANGUAGE_MODEL,
     PREPROCESSOR,
+    TRAINED_ON,
     check_files,
     read_checksums,
     read_stored,
     write_checksums,
+    write_trained_on,
 )
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.models.hub import (
@@ -69,6 +71,7 @@ def export(
     embed_language_model: bool = True,
     compact: bool = False,
     parts: Mapping[str, CropModel] | None = None,
+    part_folders: Sequence[Path] = (),
 ) -> None:
     """Writes an export of a run.
 
@@ -77,6 +80,7 @@ def export(
         compact: write the trained weights alone, in few bytes (load.py), without language model and
             StableHLO.
         parts: completer and outliner that are put into it.
+        part_folders: the runs or exports that these are of.
 
     Raises InputError if the model cannot be exported.
     """
@@ -116,12 +120,16 @@ def export(
                 write_tokenizer(source / TOKENIZER, folder / TOKENIZER)
             stablehlo.write_functions(folder / FUNCTIONS, stablehlo.export_functions(run))
         write_json(folder / PREPROCESSOR, preprocessor_config(config))
+        write_trained_on(folder, (), [run.folder, *part_folders])
         card = model_card(out.resolve().name, stored, config, read_report(run))
         write_model(folder, stored, weights, parts or {}, card)
 
 
-def add_parts(source: Path, out: Path, parts: Mapping[str, CropModel]) -> None:
-    """Writes a copy of an export that holds these parts, in place of those that it has.
+def add_parts(
+    source: Path, out: Path, parts: Mapping[str, CropModel], part_folders: Sequence[Path] = ()
+) -> None:
+    """Writes a copy of an export that holds these parts, of these folders, in place of those that
+    it has.
 
     Raises InputError if the export is damaged.
     """
@@ -129,6 +137,7 @@ def add_parts(source: Path, out: Path, parts: Mapping[str, CropModel]) -> None:
     card = source / CARD
     with new_export(out) as folder:
         copy_files(source, folder, read_checksums(source))
+        write_trained_on(folder, (), [source, *part_folders])
         write_model(
             folder,
             read_stored(source),
@@ -202,7 +211,7 @@ def new_export(out: Path) -> Iterator[Path]:
         write_checksums(folder)
         # The checksums come last: a folder with an old one of them does not load.
         out.mkdir(exist_ok=True)
-        for name in (FUNCTIONS, *TOKENIZER_FILES):
+        for name in (FUNCTIONS, TRAINED_ON, *TOKENIZER_FILES):
             (out / name).unlink(missing_ok=True)
         shutil.rmtree(out / LANGUAGE_MODEL, ignore_errors=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == CHECKSUMS):

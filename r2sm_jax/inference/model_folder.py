@@ -1,11 +1,11 @@
 """Folders of runs and exports (docs/export.md): how to find one and check it, without JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from r2sm_jax.config import FORMAT_VERSION
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.errors import InputError, atomic_write, load_json
 from r2sm_jax.models.hub import (
     CONFIG,
     DOWNLOAD_ERRORS,
@@ -20,9 +20,11 @@ from r2sm_jax.models.hub import (
 FUNCTIONS = "model.stablehlo"
 PREPROCESSOR = "preprocessor_config.json"
 CHECKSUMS = "SHA256SUMS"
+TRAINED_ON = "trained_on.txt"
+"""Has a line for each picture file that the weights were trained on, its `fingerprint`."""
 CARD = "README.md"
 LANGUAGE_MODEL = "language_model"
-FILES = (CONFIG, WEIGHTS, FUNCTIONS, PREPROCESSOR, CHECKSUMS, CARD, *MODEL_FILES)
+FILES = (CONFIG, WEIGHTS, FUNCTIONS, PREPROCESSOR, TRAINED_ON, CHECKSUMS, CARD, *MODEL_FILES)
 FILES += tuple(f"{LANGUAGE_MODEL}/{name}" for name in MODEL_FILES)
 """All files that an export may have: names and patterns. Nothing else is fetched from the hub."""
 
@@ -82,6 +84,29 @@ def language_model_of(folder: Path, stored: Mapping[str, Any]) -> str:
     language_model = stored["language_model"]
     is_embedded = language_model.get("embedded", False)
     return str(folder / LANGUAGE_MODEL) if is_embedded else language_model["name"]
+
+
+def read_trained_on(folder: Path) -> set[str] | None:
+    """Returns the fingerprints of the pictures that a model was trained on; None where its run or
+    export is older than they are."""
+    path = folder / TRAINED_ON
+    return set(path.read_text("utf-8").split()) if path.exists() else None
+
+
+def write_trained_on(folder: Path, fingerprints: Iterable[str], sources: Iterable[Path]) -> None:
+    """Writes the fingerprints of the pictures that a model was trained on, and those of the runs
+    and exports that its weights come from. If one of these does not say them, there is no file."""
+    (folder / TRAINED_ON).unlink(missing_ok=True)
+    known = set(fingerprints)
+    for source in sources:
+        of_source = read_trained_on(source)
+        if of_source is None:
+            return
+        known |= of_source
+    # A made picture has none.
+    lines = [f"{name}\n" for name in sorted(known - {""})]
+    with atomic_write(folder / TRAINED_ON) as part:
+        part.write_text("".join(lines), "utf-8")
 
 
 def is_export(folder: Path) -> bool:

@@ -153,6 +153,13 @@ class ComposeSource(ProceduralSource):
             )
         return cutouts if self.is_training or not complete else complete
 
+    def fingerprints(self) -> list[str]:
+        """Returns that of the photo below each picture, and those of photos that only lend objects
+        to others."""
+        of_photos = [self.photos.fingerprint_of(photo) for photo in self.photo_indices]
+        number = max(self.count, len(of_photos))
+        return [of_photos[index % len(of_photos)] for index in range(number)]
+
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from r2sm_jax.data.images import decode, find_images, open_image
+from r2sm_jax.data.images import decode, find_images, fingerprint, open_image
 from r2sm_jax.data.splits import divide
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.pictures import (
@@ -225,6 +225,10 @@ class CutoutSource(ProceduralSource):
         sprites = [p.sprite_in_picture() for p in placed]
         paste_sprites(rng, canvas, sprites)
         return make_scene(canvas, placed, sprites)
+
+    def fingerprints(self) -> list[str]:
+        """Returns those of the photos behind the cut-outs, after the made pictures."""
+        return [""] * self.count + [fingerprint(path) for path in self.photos]
 
     def _place_cutouts(self, rng: np.random.Generator) -> list[PlacedItem]:
         for _ in range(MAX_LAYOUTS):

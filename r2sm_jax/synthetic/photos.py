@@ -16,7 +16,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.coco import read_coco
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.dataset import ImageTruth, Instance
-from r2sm_jax.data.images import image_folders, locate_image, open_annotated
+from r2sm_jax.data.images import fingerprint, image_folders, locate_image, open_annotated
 from r2sm_jax.data.split_summary import CROWD_REMEDY
 from r2sm_jax.data.splits import split_by_hash
 from r2sm_jax.data.validation import Category
@@ -190,6 +190,10 @@ class Photos:
         """The image file of a photo. Raises InputError where it is missing."""
         file = self.file_of(photo)
         return locate_image(file.folders, self.name_of(photo), file.path)
+
+    def fingerprint_of(self, photo: int) -> str:
+        """What the image file of a photo is known by. Raises InputError where it is missing."""
+        return fingerprint(self.path_of(photo))
 
     def names_of_splits(self) -> dict[str, set[str]]:
         """The names of the photos of train, dev and val.

@@ -1,7 +1,7 @@
 """Run folders: their configuration, their lock, checkpoints and logs.
 
-    runs/20260102-030405/   config.json  model.safetensors  checkpoints/  metrics.jsonl  events.*
-                            samples/  report.*
+    runs/20260102-030405/   config.json  model.safetensors  trained_on.txt  checkpoints/
+                            metrics.jsonl  events.*  samples/  report.*
     runs/latest             points at the newest run that has a checkpoint
 
 `config.json` holds all sizes, and with `model.safetensors`, the best weights so far, a run folder
