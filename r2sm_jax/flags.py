@@ -99,6 +99,9 @@ class PredictConfig:
     overlays: bool = False
     """Several images: also draw each answer over its image, into the folder overlays. One image
     always has its overlay.png."""
+    coco: str | None = None
+    """Several images: also write the objects of all answers into this file, as COCO instances. The
+    queries are its categories; objects have visible and complete mask, score, and unsure."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: round what the segmenter's dense layers multiply; faster on CPUs with AMX or
     AVX512-BF16."""

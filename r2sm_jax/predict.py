@@ -19,7 +19,7 @@ if __name__ == "__main__":
     check_flags(PredictConfig)
 
 from r2sm_jax.data.masks import read_file
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.decision import check_abstain
 from r2sm_jax.inference.load import enable_compilation_cache, load
 from r2sm_jax.inference.many import (
@@ -96,6 +96,9 @@ def predict_many(args: PredictConfig) -> None:
     file = f"predictions-{number}-of-{of}.json" if of > 1 else PREDICTIONS
     asked = slug(args.query) if args.query else Path(args.queries or args.image).stem
     out = Path(args.out) if args.out else DEFAULT_OUT / Path(args.image).resolve().stem / asked
+    coco = Path(args.coco) if args.coco else None
+    if coco:
+        refuse_overwrite(coco, args.overwrite)
     if others := other_files(args.image):
         print(f"not read, since they are no images: {', '.join(others)}", file=sys.stderr)
 
@@ -107,6 +110,7 @@ def predict_many(args: PredictConfig) -> None:
         mask_type=args.mask_type,
         overwrite=args.overwrite,
         overlays=args.overlays,
+        coco=coco,
     )
     for _, reason in sorted(result.failed.items()):
         print(f"not answered: {reason}", file=sys.stderr)
@@ -114,7 +118,7 @@ def predict_many(args: PredictConfig) -> None:
         f"{result.num_answered} images answered, {result.num_earlier} answered earlier, "
         f"{len(result.failed)} not readable"
     )
-    print(f"wrote {out / file}")
+    print(f"wrote {out / file}{f' and {coco}' if coco else ''}")
 
 
 def is_placed(args: PredictConfig) -> bool:
@@ -135,6 +139,11 @@ def main() -> None:
             "there is no query; say what to segment, such as 'the red mug', or give --queries FILE"
         )
     is_of_many = args.queries is not None or is_many(args.image)
+    if args.coco and not is_of_many:
+        raise InputError(
+            "--coco is for a folder of images, a data set or a file of queries; one answer has its "
+            "masks in its folder, and with --json as one JSON object"
+        )
     if args.shard != "1/1" and not is_of_many:
         raise InputError("--shard divides a folder of images or a data set; leave it out for one")
     enable_compilation_cache()

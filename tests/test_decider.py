@@ -22,7 +22,7 @@ from r2sm_jax.data.tokenizer import QueryTokenizer, pad_ids, read_tokenizer_file
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate
 from r2sm_jax.inference.decider import BertStates, Decider, load_decider, open_head, open_states
-from r2sm_jax.inference.decision import TruncatedQuery
+from r2sm_jax.inference.decision import NotEnglish, TruncatedQuery, check_query, is_english
 from r2sm_jax.inference.export import export
 from r2sm_jax.inference.load import flat_weights, load
 from r2sm_jax.models.mask_type_heads import LEARNED
@@ -188,6 +188,31 @@ def test_long_sentences_are_named_once(exported):
     with pytest.warns(TruncatedQuery, match="not read: .*hidden parts included") as caught:
         load_decider(exported)(["mug", long, long])
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("the red mug", True),
+        ("red mug, un-occluded", True),
+        ("the café du monde sign", True),
+        ("die rote Tasse hinter dem Buch", False),
+        ("la tasse rouge derrière le livre", False),
+        ("la taza roja detrás del libro", False),
+        ("红色的杯子", False),
+    ],
+)
+def test_a_sentence_that_is_not_english_is_named(sentence, expected):
+    assert is_english(sentence) == expected
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_query(sentence)
+    assert [one.category for one in caught] == ([] if expected else [NotEnglish])
+
+
+@pytest.mark.parametrize("name", ["val_r2sm", "test", "calibration"])
+def test_sentences_written_by_hand_are_english(name):
+    assert all(is_english(sentence.text) for sentence in intent_sentences(name))
 
 
 def test_a_model_that_has_changed_is_read_again(exported, tmp_path):

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from pycocotools.coco import COCO
 from sample_records import to_records
 from stub_predictor import StubPredictor
 
 from r2sm_jax import predict
-from r2sm_jax.data.dataset import Instance, write_records
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Instance, read_json, write_records
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
 from r2sm_jax.inference.many import PREDICTIONS, find_tasks, predict_images
@@ -139,6 +141,34 @@ def test_a_folder_gives_what_single_images_give(stub, photos, tmp_path, command)
     one = json.loads(command(main, "RUN", photos / answers[3]["image"], QUERY, "--json").out)
     assert answers[3]["segmentation"] == one["mask"] and answers[3]["query"] == one["query"]
     assert answers[3]["mask_type"] == one["mask_type"] == "amodal"
+
+
+def test_the_objects_of_all_answers_as_coco_instances(stub, dataset, tmp_path, command):
+    """pycocotools and this package's readers open the file; a second run, which asks nothing,
+    writes the same one. An object has both masks, its score, and its query as category."""
+    arguments = "RUN", dataset / "val.json", "--out", tmp_path / "p", "--coco"
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        assert command(main, *arguments, file).code == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+    coco = COCO(files[0])
+    truth = read_json(dataset / "val.json")
+    assert sorted(coco.getImgIds()) == sorted(truth.image_ids)
+    names = {category["name"] for category in coco.loadCats(coco.getCatIds())}
+    texts = [query.text for index in range(COUNT) for query in truth.queries_at(index)]
+    assert names == set(texts)
+    assert len(coco.anns) == len(texts)  # one of the stub's two slots is present
+    sample = read_json(files[0], dataset)[3]
+    one = json.loads(command(main, "RUN", truth.image_path(3), texts[9], "--json").out)
+    assert masks.encode(sample.instances[0].complete) == one["instances"][0]["amodal"]
+    assert coco.anns[1]["score"] > 0 and "presence" in coco.anns[1]
+    assert "source_id" not in coco.anns[1]
+
+    end = command(main, *arguments, files[0])
+    assert end.code == 2 and "a.json" in end.err
+    end = command(main, "RUN", truth.image_path(0), "the mug", "--coco", tmp_path / "c.json")
+    assert end.code == 2 and "--coco is for a folder" in end.err
 
 
 def test_a_data_set_asks_its_queries_wherever_its_images_lie(dataset, photos):

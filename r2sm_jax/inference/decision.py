@@ -1,6 +1,8 @@
 """Which mask a sentence asks for: what is checked before it is read, and the decision."""
 
 import re
+import unicodedata
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +10,27 @@ import numpy as np
 from r2sm_jax.config import NO_HEAD
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import REFERENCES, MaskType
+
+ENGLISH = frozenset(
+    "a all an and any are as at be behind but by complete entire everything for from full hidden "
+    "if in is it its not of on only or part that the their there they this to under visible "
+    "what where which who whole with you".split()
+)
+"""Words that nearly every English sentence has some of."""
+NOT_ENGLISH = frozenset(
+    # German, Dutch
+    "aber auch auf bitte das dem den der des ein eine einem einen einer hinter ist mit nicht nur "
+    "oder über und unter vom von vor welche zum achter alleen dat een het met niet onder op "
+    # French, Spanish, Portuguese, Italian
+    "au aux avec cette ces dans derrière des du est et la le les ou pas qui sous sur "
+    "toute une debajo del detrás el en las lo los para por que sin sobre toda una y atrás "
+    "ao com da dos não sob uma che coperta della delle di dietro gli il sono sotto".split()
+)
+"""Words of languages that are written with Latin letters."""
+
+
+class NotEnglish(UserWarning):
+    """A query is probably not in English, which is all that the language model knows."""
 
 
 class TruncatedQuery(UserWarning):
@@ -18,13 +41,31 @@ class TruncatedQuery(UserWarning):
 
 
 def check_query(query: str) -> None:
-    """Raises InputError for a query without words, or with characters that UTF-8 cannot encode."""
+    """Raises InputError for a query without words, or with characters that UTF-8 cannot encode.
+    Warns of one that is probably not in English (`NotEnglish`)."""
     if not isinstance(query, str) or not re.search(r"\w", query):
         raise InputError(
             "the query is empty or has no words; say what to segment, such as 'the red mug'"
         )
     if re.search("[\ud800-\udfff]", query):
         raise InputError("the query holds half of a character; write it in UTF-8")
+    if not is_english(query):
+        # Without the query, so that a file of such sentences gives one warning.
+        warnings.warn(
+            "a sentence does not look like English, the only language that the model reads",
+            NotEnglish,
+            stacklevel=1,
+        )
+
+
+def is_english(query: str) -> bool:
+    """Whether a query may be in English: it has Latin letters alone, and a word of `ENGLISH` or
+    none of `NOT_ENGLISH`."""
+    letters = filter(str.isalpha, query)
+    if not all(unicodedata.name(letter, "").startswith("LATIN") for letter in letters):
+        return False
+    words = set(re.findall(r"\w+", query.lower()))
+    return bool(words & ENGLISH) or not words & NOT_ENGLISH
 
 
 def check_abstain(margin: float) -> None:

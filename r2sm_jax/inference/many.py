@@ -3,6 +3,7 @@
     answers/IMAGE.json   the answers about one image; one that exists is not asked for again
     overlays/            pictures of the answers, on request
     predictions.json     all answers, in the format that `evaluate --predictions` scores
+    --coco FILE          all objects of the answers, as COCO instances
 
 An answer belongs to one image file of one size and time. So a photo that was replaced is answered
 anew, and answers of another model or to other queries are refused.
@@ -11,7 +12,8 @@ anew, and answers of another model or to other queries are refused.
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from r2sm_jax.data.dataset import read_json
+from r2sm_jax.data.dataset import ImageTruth, Instance, read_json, write
 from r2sm_jax.data.images import (
     IMAGE_SUFFIXES,
     find_images,
@@ -28,6 +30,7 @@ from r2sm_jax.data.images import (
     open_annotated,
     open_image,
 )
+from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
 from r2sm_jax.inference.prediction import MAX_PICTURE, Prediction
 from r2sm_jax.inference.predictor import Asked, Predictor
@@ -52,6 +55,8 @@ class Task(NamedTuple):
     """Each with its id in the data set, or else its number."""
     size: tuple[int, int] | None = None
     """Height and width that the data set states."""
+    image_id: int | None = None
+    """That of the data set."""
 
 
 def is_many(image: str) -> bool:
@@ -105,7 +110,8 @@ def _tasks_of_dataset(path: Path, images: str | None) -> list[Task]:
         if queries:
             name = dataset.images[index].file_name
             size = dataset.size_at(index)
-            tasks.append(Task(dataset.image_path(index), name, queries, size))
+            image_id = dataset.image_ids[index]
+            tasks.append(Task(dataset.image_path(index), name, queries, size, image_id))
     return tasks
 
 
@@ -192,11 +198,13 @@ class Answers:
             )
         return stored == asked and all(picture.exists() for picture in self.pictures(task))
 
-    def write(self, task: Task, predictions: Iterable[Prediction]) -> None:
-        """Writes the predictions for all queries about an image, and draws them."""
+    def write(self, task: Task, predictions: Iterable[Prediction], size: tuple[int, int]) -> None:
+        """Writes the predictions for all queries about an image of a height and width, and draws
+        them."""
         pictures = self.pictures(task)
         pixels = open_image(task.path) if pictures else None
         entries = []
+        objects: list[Instance[RLE]] = []
         for index, prediction in enumerate(predictions):
             if pixels is not None:
                 with atomic_write(pictures[index]) as part:
@@ -205,8 +213,15 @@ class Answers:
             number, text = task.queries[index]
             about = {"query_id": number, "image": task.name, "query": text}
             entries += [about | entry for entry in prediction.to_coco()]
+            objects += prediction.to_instances()
+        stored = {
+            "of": self._of(task),
+            "entries": entries,
+            "size": size,
+            "objects": [asdict(one) for one in objects],
+        }
         with atomic_write(self.path(task)) as part:
-            part.write_text(json.dumps({"of": self._of(task), "entries": entries}), "utf-8")
+            part.write_text(json.dumps(stored), "utf-8")
 
     def write_all(self, path: Path, tasks: Sequence[Task]) -> None:
         """Writes the entries of all tasks into one file."""
@@ -217,6 +232,23 @@ class Answers:
                     file.write(separator + json.dumps(entry))
                     separator = ",\n"
             file.write("\n]\n")
+
+    def write_coco(self, path: Path, tasks: Sequence[Task], overwrite: bool) -> None:
+        """Writes the objects of all answers as a dataset file, which is a COCO instances file.
+
+        Their categories are the queries. Raises InputError as `dataset.write`.
+        """
+        truths = []
+        ids = count(1)
+        for number, task in enumerate(tasks, start=1):
+            answer = load_json(self.path(task), "an answer of predict")
+            instances = [Instance(**{**one, "id": next(ids)}) for one in answer["objects"]]
+            image_id = number if task.image_id is None else task.image_id
+            size = (answer["size"][0], answer["size"][1])
+            truths.append(ImageTruth(image_id, task.name, size, tuple(instances), ()))
+        texts = dict.fromkeys(text for task in tasks for _, text in task.queries)
+        categories = {text: number for number, text in enumerate(texts, start=1)}
+        write(path, truths, {"description": "answers of r2sm_jax"}, categories, overwrite)
 
     def _of(self, task: Task) -> dict[str, Any]:
         queries = [list(query) for query in task.queries]
@@ -248,10 +280,12 @@ def predict_images(
     mask_type: str = "auto",
     overwrite: bool = False,
     overlays: bool = False,
+    coco: Path | None = None,
 ) -> Result:
     """Answers what has no answer in `out` yet, and writes all answers into `out/file`.
 
     Args:
+        coco: a file for the objects of all answers.
         overwrite: answer everything anew.
         overlays: also draw every answer; images without their pictures are answered again.
 
@@ -281,15 +315,19 @@ def predict_images(
         return Asked(predictor.frame(image), requests, task)
 
     def finish(asked: Asked, predictions: Iterable[Prediction]) -> None:
+        letterbox = asked.image.letterbox
         if asked.about.name not in failed:
-            answers.write(asked.about, predictions)
+            answers.write(asked.about, predictions, (letterbox.height, letterbox.width))
 
     with show_progress("answering about images", len(waiting)) as advance:
         for _ in predictor.stream(waiting, read, finish):
             advance(1)
     if len(failed) == len(tasks):
         raise InputError(f"no image could be read; {next(iter(failed.values()))}")
-    answers.write_all(out / file, [task for task in tasks if task.name not in failed])
+    answered = [task for task in tasks if task.name not in failed]
+    answers.write_all(out / file, answered)
+    if coco is not None:
+        answers.write_coco(coco, answered, overwrite)
     return Result(len(waiting) - len(failed), len(tasks) - len(waiting), failed)
 
 

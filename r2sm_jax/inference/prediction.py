@@ -14,6 +14,7 @@ from PIL import Image
 
 from r2sm_jax.config import UNSURE_BELOW
 from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import atomic_write
@@ -229,6 +230,25 @@ class Prediction:
             entry["occlude_rate"] = masks.occlude_rate(instance.modal, instance.amodal)
             entries.append(entry)
         return entries
+
+    def to_instances(self) -> list[Instance[RLE]]:
+        """Returns the objects of the answer as annotations of a dataset file, without ids.
+
+        Their category is the query. An answer whose slots are all empty is one object; one without
+        any pixel is none.
+        """
+        found = [(one.confidence, one.modal, one.amodal) for one in self.instances]
+        if not found and self.mask.any():
+            found = [(self.score or 0.0, self.modal, self.amodal)]
+        instances = []
+        for score, modal, amodal in found:
+            fields = {"score": score, "presence": self.presence, "mask_type": self.mask_type}
+            if self.is_unsure:
+                fields["unsure"] = True
+            complete = masks.encode(amodal) if self.has_both_masks else None
+            category = self.query or "what is pointed at"
+            instances.append(Instance(0, category, masks.encode(modal), complete, fields=fields))
+        return instances
 
     def write(self, folder: Path, image: np.ndarray) -> None:
         """Writes `FILES` into a folder. Raises InputError if that cannot be written."""

@@ -11,11 +11,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from r2sm_jax.config import Config, ModelConfig
+from r2sm_jax.data.batches import Batch
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
-from r2sm_jax.training.supervision import Batch, Targets, make_targets
+from r2sm_jax.training.supervision import Targets, make_targets
 
 Names = dict[str, Float[Array, "_v e"]]
 """Attribute -> text embeddings of the names of its v values."""

@@ -14,7 +14,7 @@ Which of the two masks of a query is supervised is decided here, as data:
 the modal one.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,7 @@ from einops import reduce
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from r2sm_jax.config import NO_HEAD, LossConfig
-
-Batch = dict[str, Any]
+from r2sm_jax.data.batches import Batch
 
 POOL = 2
 """Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower
