@@ -26,7 +26,7 @@ from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import prompt_figures
 from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, Outline, choose_outline
-from r2sm_jax.models.crop_unet import make_completer, make_outliner
+from r2sm_jax.models.crop_unet import CropOutput, make_completer, make_outliner
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training import crop_models
 from r2sm_jax.training.crop_models import (
@@ -39,6 +39,7 @@ from r2sm_jax.training.crop_models import (
     draw_examples,
     draw_prompt as random_prompt,
     example_batches,
+    known_masks,
     move_outline,
     negative_clicks,
     outline_loss,
@@ -215,12 +216,46 @@ def test_examples_are_of_objects_whose_complete_mask_is_known(image, monkeypatch
     )
     sample = Sample(1, "a.png", image, instances, ())
     monkeypatch.setattr(crop_models, "jitter_window", lambda window, rng: window)
+    monkeypatch.setattr(crop_models, "STUFF_CHANCE", 0)
+    monkeypatch.setattr(crop_models, "REST_SHARE", 0)
     rng = np.random.default_rng(0)
     (example,) = cut_examples(sample, 88, rng)  # a window of 88 pixels is not scaled
     window = CropWindow.around(whole & ~front)
     assert window.side == 88
-    masks = (whole & ~front, front | whole, whole)
+    masks = (whole & ~front, front, whole)
     np.testing.assert_array_equal(example, cut_crop(image, window, 88, masks))
+
+
+def test_examples_of_stuff_are_regions_behind_all_objects(image, monkeypatch):
+    monkeypatch.setattr(crop_models, "STUFF_CHANCE", 1)
+    rng = np.random.default_rng(0)
+    front = rectangle(60, 80, 30, 15, 60, 45)
+    sample = Sample(1, "a.png", image, (Instance(1, "box", front, front),), ())
+    regions = []
+    for _ in range(60):
+        _, *stuff = known_masks(sample, front, rng)
+        regions += stuff
+    assert len(regions) > 40
+    for shown, region in regions:
+        np.testing.assert_array_equal(shown, region & ~front)
+        assert shown.sum() >= 0.3 * region.sum()
+    assert np.mean([(region & front).any() for _, region in regions]) > 0.5
+
+
+def test_the_rest_of_a_picture_or_a_part_of_it_is_a_neighbour_in_half_of_the_examples(
+    image, monkeypatch
+):
+    monkeypatch.setattr(crop_models, "STUFF_CHANCE", 0)
+    whole = rectangle(60, 80, 30, 20, 50, 40)
+    sample = Sample(1, "a.png", image, (Instance(1, "cup", whole, whole),), ())
+    rng = np.random.default_rng(0)
+    shares = []
+    while len(shares) < 200:
+        for example in cut_examples(sample, 32, rng):
+            inside, visible, others = (example[..., k] == 255 for k in (3, 4, 5))
+            shares.append(others.sum() / (inside & ~visible).sum())
+    assert 0.15 < np.mean(np.array(shares) > 0.9) < 0.45
+    assert 0.4 < np.mean(np.array(shares) == 0) < 0.65
 
 
 def test_noise_moves_the_outline_and_keeps_most_of_the_mask():
@@ -312,14 +347,21 @@ def test_the_loss_of_completion_by_hand():
     given, complete = np.zeros((2, 1, 4, 4), np.float32)
     given[0, :2] = complete[0, :3] = 1
     right = np.where(complete > 0, 30.0, -30.0)
-    loss, parts = completion_loss(jnp.asarray(right), jnp.asarray(given), jnp.asarray(complete))
+    # The token is right, too: the IoU is 1, and a third is hidden.
+    token = jnp.ones(1), jnp.full(1, 30.0)
+    masks = jnp.asarray(given), jnp.asarray(complete)
+    is_hidden = jnp.ones(1, bool)
+    loss, _ = completion_loss(CropOutput(jnp.asarray(right), *token), *masks, is_hidden)
     assert float(loss) == pytest.approx(0, abs=1e-5)
     # Nothing is added: 8 of 12 pixels are right, 4 cost 30 each, over 12 + 32 pixels.
     nothing = np.full((1, 4, 4), -30.0)
-    _, parts = completion_loss(jnp.asarray(nothing), jnp.asarray(given), jnp.asarray(complete))
+    _, parts = completion_loss(CropOutput(jnp.asarray(nothing), *token), *masks, ~is_hidden)
     assert float(parts["soft_iou"]) == pytest.approx(8 / 12, abs=1e-5)
     assert float(parts["dice"]) == pytest.approx(16 / 20, abs=1e-5)
     assert float(parts["entropy"]) == pytest.approx((4 * 30 + 0.1 * 8 * 30) / 44, abs=1e-3)
+    # What was given stands in the answer, whatever the logits there say.
+    assert float(parts["iou_error"]) == pytest.approx((4 / 12) ** 2, abs=1e-5)
+    assert float(parts["hidden_entropy"]) == pytest.approx(30, abs=1e-3)
 
 
 def test_the_loss_of_outlines_falls_with_a_better_mask_and_a_better_predicted_iou():

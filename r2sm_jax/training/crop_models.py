@@ -8,7 +8,9 @@ crop around a box or clicks that mean one object, and the object's visible mask.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import grain
 import jax
@@ -18,7 +20,7 @@ import optax
 from einops import reduce
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Bool, Float, UInt8
 from scipy import ndimage
 
 from r2sm_jax.config import Config, LoopConfig
@@ -30,7 +32,6 @@ from r2sm_jax.data.crops import (
     MIN_WINDOW_SIDE,
     WHOLE_EXTENT,
     CropWindow,
-    count_masks,
     cut_crop,
     cut_prompt_crop,
     window_at,
@@ -39,13 +40,20 @@ from r2sm_jax.data.crops import (
 from r2sm_jax.data.dataset import FreshSource, Sample, Source
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.crop_unet import NUM_CHANNELS, CropUNet, make_completer, make_outliner
+from r2sm_jax.models.crop_unet import (
+    NUM_CHANNELS,
+    CropOutput,
+    CropUNet,
+    make_completer,
+    make_outliner,
+)
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.keys import first_blocks
 from r2sm_jax.models.matmul import JAX_PRECISION
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training.loop import Evaluate
 from r2sm_jax.training.processes import place, shard_batch
+from r2sm_jax.training.regions import draw_region
 from r2sm_jax.training.step import TrainState, Values, init_state, update
 
 CutExamples = Callable[..., Iterator[UInt8[np.ndarray, "s s c"]]]
@@ -73,6 +81,11 @@ OTHERS_SHARE = 0.65  # of the examples know the masks of the other objects
 MAX_OUTLINE_NOISE = 0.5  # of the blurred mask's value, by which the outline moves in or out
 ERASED_SHARE = 0.25  # of the noisy examples lack what lies in a random box
 VISIBLE_WEIGHT = 0.1  # of a pixel inside the visible mask in the cross-entropy: it is given
+# In life everything around an object may have a mask, also what lies behind it.
+REST_SHARE = 0.5  # of the examples have the rest of the picture, or a part of it, as a neighbour
+STUFF_CHANCE = 0.5  # of a region of stuff beside an object: a third of the examples then are such
+MIN_STUFF_SHOWN = 0.3  # of such a region
+HIDDEN_WEIGHT = 0.3  # of the cross-entropy of whether anything is hidden
 
 # The outliner's examples
 MIN_OUTLINED_PIXELS = 60  # below it an object is no example
@@ -100,19 +113,35 @@ def cut_examples(
     Planes of an example: colours, inside of the image, visible mask, visible masks of the other
     objects, complete mask.
     """
-    if not sample.instances:
-        return
-    counts = count_masks([instance.modal for instance in sample.instances])
-    for instance in sample.instances:
-        visible, complete = instance.modal, instance.amodal
-        if instance.ignore or complete is None or masks.area(visible) < MIN_COMPLETED_PIXELS:
+    objects = masks.union([instance.modal for instance in sample.instances], sample.image.shape[:2])
+    for visible, complete in known_masks(sample, objects, rng):
+        if masks.area(visible) < MIN_COMPLETED_PIXELS:
             continue
         is_hidden = masks.occlude_rate(visible, complete) >= MIN_HIDDEN_SHARE
         if not is_hidden and rng.random() > UNHIDDEN_KEPT:
             continue
+        others = objects & ~visible
+        if rng.random() < REST_SHARE:
+            is_whole = rng.random() < 0.5
+            others |= ~visible if is_whole else draw_region(sample.image, objects, rng) & ~visible
         window = jitter_window(CropWindow.around(visible), rng)
-        others = (counts - visible) > 0
         yield cut_crop(sample.image, window, size, (visible, others, complete))
+
+
+def known_masks(
+    sample: Sample, objects: Mask, rng: np.random.Generator
+) -> Iterator[tuple[Mask, Mask]]:
+    """Yields the visible and the complete mask of each object whose complete one is known, and of
+    regions of stuff, on which objects lie. `objects`: the visible masks of all."""
+    for instance in sample.instances:
+        if instance.ignore or instance.amodal is None:
+            continue
+        yield instance.modal, instance.amodal
+        if rng.random() < STUFF_CHANCE:
+            region = draw_region(sample.image, objects, rng)
+            shown = region & ~objects
+            if masks.area(shown) >= MIN_STUFF_SHOWN * masks.area(region):
+                yield shown, region
 
 
 def jitter_window(window: CropWindow, rng: np.random.Generator) -> CropWindow:
@@ -139,9 +168,11 @@ def vary(planes: UInt8[Array, "m s s c"], keys: Array) -> Float[Array, "m s s c"
 
 def vary_completion(
     planes: UInt8[Array, "m s s 7"], key: Array
-) -> tuple[Float[Array, "m s s c"], Float[Array, "m s s"], Float[Array, "m s s"]]:
-    """Makes crops for the completer. Returns also the visible masks given to it, and the complete
-    masks, from 0 to 1.
+) -> tuple[
+    Float[Array, "m s s c"], Float[Array, "m s s"], Float[Array, "m s s"], Bool[Array, " m"]
+]:
+    """Makes crops for the completer. Returns also the visible masks given to it, the complete
+    masks, from 0 to 1, and whether anything is hidden.
 
     Varies examples, hides the others' masks from some, and makes noise on the given masks of most.
     """
@@ -156,7 +187,10 @@ def vary_completion(
     others_known = jax.random.bernoulli(keys[6], OTHERS_SHARE, (count, 1, 1))
     known = jnp.broadcast_to(others_known, visible.shape)
     masks_of_crop = 255 * jnp.stack([given, others * known, known], axis=-1)
-    return jnp.concatenate([planes[..., :4], masks_of_crop], axis=-1), given, complete
+    crops = jnp.concatenate([planes[..., :4], masks_of_crop], axis=-1)
+    # What a rough mask lacks is not hidden.
+    shown = visible.sum((1, 2)) / jnp.maximum(complete.sum((1, 2)), 1)
+    return crops, given, complete, 1 - shown >= MIN_HIDDEN_SHARE
 
 
 def disturb(
@@ -225,15 +259,26 @@ def mean_of_objects(values: Float[Array, " m"], target: Float[Array, "m h w"]) -
     return (values * has_object).sum() / jnp.maximum(has_object.sum(), 1)
 
 
+def true_iou(answer: Bool[Array, "m h w"], target: Bool[Array, "m h w"]) -> Float[Array, " m"]:
+    """Computes the IoU of each mask, for the head that predicts it."""
+    overlap = (answer & target).sum((1, 2))
+    return overlap / jnp.maximum((answer | target).sum((1, 2)), 1)
+
+
 def completion_loss(
-    logits: Float[Array, "m s s"],
+    output: CropOutput,
     given: Float[Array, "m s s"],
     complete: Float[Array, "m s s"],
+    is_hidden: Bool[Array, " m"],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Adds up cross-entropy, soft IoU of the whole answer, and dice of what is added.
+    """Adds up cross-entropy, soft IoU of the whole answer, dice of what is added, the squared error
+    of the predicted IoU, and the cross-entropy of whether anything is hidden.
 
     Means over the examples that have an object.
     """
+    logits, iou, hidden_logit = output
+    assert iou is not None
+    assert hidden_logit is not None
     target = (complete > 0.5).astype(jnp.float32)
     entropy = optax.sigmoid_binary_cross_entropy(logits, target)
     weight = jnp.where(given > 0.5, VISIBLE_WEIGHT, 1.0)
@@ -255,17 +300,28 @@ def completion_loss(
     num_pixels = added.sum((1, 2)) + hidden.sum((1, 2))
     dice = (2 * overlap + 16) / (num_pixels + 16)
 
+    is_answer = (given > 0.5) | (logits > 0)
+    iou_error = (iou - true_iou(is_answer, target > 0.5)) ** 2
+    hidden_entropy = optax.sigmoid_binary_cross_entropy(hidden_logit, is_hidden)
+
     mean = partial(mean_of_objects, target=target)
-    loss = mean(entropy) + mean(1 - soft_iou) + 0.5 * mean(1 - dice)
-    return loss, {"entropy": mean(entropy), "soft_iou": mean(soft_iou), "dice": mean(dice)}
+    parts = {
+        "entropy": mean(entropy),
+        "soft_iou": mean(soft_iou),
+        "dice": mean(dice),
+        "iou_error": mean(iou_error),
+        "hidden_entropy": mean(hidden_entropy),
+    }
+    loss = parts["entropy"] + 1 - parts["soft_iou"] + 0.5 * (1 - parts["dice"])
+    return loss + parts["iou_error"] + HIDDEN_WEIGHT * parts["hidden_entropy"], parts
 
 
 def completer_loss(
     completer: CropUNet, planes: UInt8[Array, "m s s 7"], key: Array
 ) -> tuple[Float[Array, ""], Values]:
     """Computes the loss of a training step, and its parts."""
-    crops, given, complete = vary_completion(planes, key)
-    return completion_loss(completer(crops).mask_logits, given, complete)
+    crops, given, complete, is_hidden = vary_completion(planes, key)
+    return completion_loss(completer(crops), given, complete, is_hidden)
 
 
 # Examples of the outliner
@@ -383,18 +439,15 @@ def outline_loss(
     union = (probability + target - probability * target).sum((1, 2))
     soft_iou = (intersection + 1) / (union + 1)
 
-    answer = logits > 0
-    is_target = target > 0.5
-    overlap = (answer & is_target).sum((1, 2))
-    true_iou = overlap / jnp.maximum((answer | is_target).sum((1, 2)), 1)
-    iou_error = (iou - true_iou) ** 2
+    of_answer = true_iou(logits > 0, target > 0.5)
+    iou_error = (iou - of_answer) ** 2
 
     mean = partial(mean_of_objects, target=target)
     parts = {
         "entropy": mean(entropy),
         "soft_iou": mean(soft_iou),
         "iou_error": mean(iou_error),
-        "iou": mean(true_iou),
+        "iou": mean(of_answer),
     }
     return parts["entropy"] + 1 - parts["soft_iou"] + parts["iou_error"], parts
 
@@ -512,9 +565,9 @@ def draw_examples(
     index, visit = place
     is_fresh = isinstance(source, FreshSource)
     sample = source.at_visit(index, visit) if is_fresh else source[index]
-    crops = list(cut(sample, rng=rng))
-    rng.shuffle(crops)
-    return crops[:EXAMPLES_PER_IMAGE]
+    order = rng.permutation(len(sample.instances))
+    shuffled = replace(sample, instances=tuple(sample.instances[place] for place in order))
+    return list(islice(cut(shuffled, rng=rng), EXAMPLES_PER_IMAGE))
 
 
 class _Unpack(grain.experimental.FlatMapTransform):
