@@ -144,3 +144,8 @@ def test_truncated_images(tmp_path, suffix):
         path.write_bytes(content[: int(len(content) * share)])
         with pytest.raises(InputError, match="cannot be read"):
             open_image(path)
+
+
+def test_a_web_address_is_named_as_one():
+    with pytest.raises(InputError, match="web addresses are not opened"):
+        open_image("https:/x.org/a.jpg")

@@ -92,6 +92,8 @@ def test_boxes_and_clicks_are_read_with_their_queries():
             {"masks": [{"segmentation": masks.encode(MUG), "i_segm": masks.encode(BOX)}]},
             "i_segm holds a mask, too",
         ),
+        ({"masks": [{"images": [], "annotations": []}]}, "it has images, annotations, and not"),
+        ({"masks": [MUG.astype(int).tolist()]}, "numbers are 0 and 1, as pixels are"),
         ({"masks": [[]]}, "empty"),
         ({"masks": [[[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]]]}, "shares of the image's size"),
         ({"masks": [MUG], "boxes": [(0, 0, 9, 9)]}, "one of them"),

@@ -257,6 +257,9 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         raise InputError(f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels") from error
     except Exception as error:  # damaged data make Pillow raise nearly every exception
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        # A path has lost one of the two slashes.
+        if name.startswith(("http:/", "https:/")):
+            reason = "web addresses are not opened; download it"
         raise InputError(f"{name}: the image cannot be read ({reason}); check the file") from error
 
 

@@ -110,6 +110,12 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     size.
     """
     if isinstance(segmentation, Mapping):
+        if not segmentation.keys() & {"size", "counts"}:
+            fields = ", ".join(map(str, segmentation)) or "no field"
+            raise ValueError(
+                f"it has {fields}, and not the 'size' and 'counts' of one mask's RLE; give the "
+                "segmentation of one object"
+            )
         size = rle_size(segmentation)
         if size != (height, width):
             problem = f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}"
@@ -126,7 +132,11 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
         return _with_text(coco.merge(rles))
     check_size(height, width)
     rings = _rings(segmentation)
-    refuse_shares(np.concatenate(rings), height, width)
+    corners = np.concatenate(rings)
+    refuse_shares(corners, height, width)
+    # The corners of a pixel are eight numbers.
+    if len(corners) > 8 and np.isin(corners, (0, 1)).all():
+        raise ValueError("its numbers are 0 and 1, as pixels are; give a picture, RLE or polygons")
     # Runs that pycocotools made itself need no check.
     polygons = coco.frPyObjects([ring.tolist() for ring in rings], height, width)
     return _with_text(coco.merge(polygons))

@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
-from r2sm_jax.cli import from_json
+from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import CompleterConfig, Config, MatmulPrecision, ModelConfig, OutlinerConfig
 from r2sm_jax.data.text_states import open_language_model
 from r2sm_jax.errors import InputError
@@ -134,9 +135,17 @@ def load_weights(name: str | Path, config: ModelConfig) -> nnx.State:
     """
     folder = find_folder(name)
     stored = read_stored(folder)
-    if from_json(Config, stored["config"], str(folder / CONFIG)).model != config:
+    before = from_json(Config, stored["config"], str(folder / CONFIG)).model
+    if before != config:
+        now = flatten_dict(to_json(config), sep=".")
+        changes = [
+            f"{field} ({value} there, {now[field]} here)"
+            for field, value in flatten_dict(to_json(before), sep=".").items()
+            if value != now[field]
+        ]
         raise InputError(
-            f"--init {name}: its model differs from the configuration; use the same --model flags"
+            f"--init {name}: its model differs in {len(changes)} fields of --model: "
+            f"{', '.join(changes[:8])}; give the flags or the config file that it was trained with"
         )
     shapes = nnx.state(abstract_model(config))
     return fill(shapes, read_weights(folder, stored)[SEGMENTER], folder)
