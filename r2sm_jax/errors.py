@@ -102,7 +102,10 @@ def parse_json(content: bytes, where: str, what: str) -> Any:
         with paused_collection():
             return json.loads(content, object_pairs_hook=to_dict)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: this is not JSON ({error}); give {what}") from error
+        reason = str(error)
+        if reason.startswith("Extra data"):
+            reason = f"there is more after the first value, as in JSON Lines; {reason}"
+        raise InputError(f"{where}: this is not JSON ({reason}); give {what}") from error
 
 
 def load_json(path: Path, what: str) -> Any:

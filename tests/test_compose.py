@@ -221,6 +221,20 @@ def test_no_amodal_query_refers_to_an_unknown_shape():
     assert np.isnan(facts[0].occlusion) and facts[0].box == (2, 2, 9, 9)
 
 
+def test_photos_without_sizes_are_found_and_a_number_that_is_none_is_no_fault(file, tmp_path):
+    records = json.loads(file.read_text())
+    for image in records["images"]:
+        del image["width"], image["height"]
+    records["annotations"][0]["bbox"] = [float("nan")] * 4
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    photos = Photos(tmp_path / "a.json", file.parent / "images")
+    expected = Photos(file)
+    assert [photos.truth_of(photo) for photo in range(5)] == [
+        expected.truth_of(photo) for photo in range(5)
+    ]
+    assert photos.files[0].classes == expected.files[0].classes
+
+
 REFUSED = [
     ({"keep": "no masks"}, "no annotation has segmentation"),
     ({"keep": "cut objects"}, "has no complete object"),
@@ -228,6 +242,7 @@ REFUSED = [
     ({"info": {"partial": "yes"}}, r"info\.partial"),
     ({"num_images": 2, "split": "dev"}, "split 'dev'"),
     ({"split": "test"}, "splits train, val"),
+    ({"num_bad": 40}, "40 of 360 records are bad; a share of 0.1 allows 36"),
     ({"folder": "."}, "--images"),
     ({"folder": "nowhere"}, "no such image folder"),
     ({"name": "none.json"}, "No such file"),
@@ -249,6 +264,10 @@ def test_bad_files_are_refused(file, tmp_path, wrong, words):
             del annotation["segmentation"]
     records |= {"annotations": annotations, "info": wrong.get("info", {})}
     records["images"] = records["images"][: wrong.get("num_images")]
+    if "num_images" in wrong:
+        records["annotations"] = [a for a in annotations if a["image_id"] <= wrong["num_images"]]
+    for annotation in annotations[: wrong.get("num_bad", 0)]:
+        annotation["category_id"] = 77
     (tmp_path / "a.json").write_text(json.dumps(records))
     paths = [tmp_path / name for name in wrong.get("name", "a.json").split(",")]
     folder = tmp_path / wrong["folder"] if "folder" in wrong else file.parent / "images"

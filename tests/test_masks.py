@@ -172,7 +172,7 @@ def test_pixels_of_a_mask(values, mask_values):
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        (pixels(0, 1, 2), "several values up to 2"),
+        (pixels(0, 1, 2), "holds 3 values"),
         (pixels(0, 1, 15, 20, 255), "labels up to 20 and a border of 255"),
         (pixels(0, 60, 100, 150, 255), "neither black nor white"),
         (pixels(230, 255), "never fall to 0, the lowest is 230"),

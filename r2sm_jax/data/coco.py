@@ -75,11 +75,13 @@ def read_coco(
     images_dir: Path | None = None,
     options: COCOOptions = COCOOptions(),
     collector: Collector | None = None,
+    photo_folders: Sequence[Path] = (),
 ) -> Iterator[ImageTruth]:
     """Reads the annotations of each image of a COCO file, in the order of its images.
 
-    Ids are kept. Without `images_dir` images are looked for, beside the file, only if it does not
-    state their size; otherwise `file_name` is relative to that folder. Records that cannot be used
+    Ids are kept. Without `images_dir` images are looked for, in `photo_folders` or beside the file,
+    only if it does not state their size; otherwise `file_name` is relative to that folder. Records
+    that cannot be used
     are left to `collector`; without one the first is an InputError. Raises InputError for a file
     that is not of the kind, or whose masks are exchanged, inverted or of other objects.
     """
@@ -116,7 +118,9 @@ def read_coco(
                 raise ValueError(f"its id {image_id!r} is no whole number, or occurs twice")
             seen.add(image_id)
             is_needed = image_id in objects
-            file_name, size = locate(path, image, images_dir, is_needed, options.crop)
+            file_name, size = locate(
+                path, image, images_dir, is_needed, options.crop, photo_folders
+            )
             instances: dict[int, Instance[RLE]] = {}
             for annotation in objects.pop(image_id, ()):
                 name = f"annotation {annotation.get('id')}"
@@ -217,6 +221,7 @@ def locate(
     images_dir: Path | None,
     is_needed: bool,
     crop: bool = False,
+    photo_folders: Sequence[Path] = (),
 ) -> tuple[str, tuple[int, int]]:
     """The file name and the size of a listed image, whose file is looked for if it is needed.
 
@@ -233,15 +238,16 @@ def locate(
             raise ValueError(f"the file name {name!r} leads out of the image folder")
     if size is not None and (images_dir is None or not is_needed):
         return names[0], size
-    folder = source.parent if images_dir is None else images_dir
-    file = next((file for name in names if (file := find_image([folder], name))), None)
+    folders = [images_dir] if images_dir else list(photo_folders) or [source.parent]
+    file = next((file for name in names if (file := find_image(folders, name))), None)
     if file is None:
-        raise ValueError(f"{' or '.join(names)} is not in {folder}; give it with --images DIR")
+        where = " or ".join(map(str, folders))
+        raise ValueError(f"{' or '.join(names)} is not in {where}; give it with --images DIR")
     actual = image_size(file)
     if size is not None and not crop:
         check_stated_size(file, actual, size, str(source))
-    is_below = file.is_relative_to(folder)
-    return file.relative_to(folder).as_posix() if is_below else names[0], actual
+    folder = next((f for f in reversed(folders) if file.is_relative_to(f)), None)
+    return file.relative_to(folder).as_posix() if folder else names[0], actual
 
 
 def _names_of(image: Mapping[str, Any]) -> list[str]:

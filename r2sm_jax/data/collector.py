@@ -28,9 +28,9 @@ class Collector:
     """What the user should know, each with the places that it holds for."""
 
     @contextmanager
-    def record(self, where: str) -> Iterator[None]:
-        """Counts a record, and leaves it out if it cannot be used."""
-        self.num_records += 1
+    def record(self, where: str, is_new: bool = True) -> Iterator[None]:
+        """Counts a record, unless it was counted before, and leaves it out if it cannot be used."""
+        self.num_records += is_new
         try:
             yield
         except (AttributeError, InputError, KeyError, TypeError, ValueError) as error:
@@ -44,13 +44,13 @@ class Collector:
         """Adds something that the user should know about a record."""
         self.notes.setdefault(sentence, []).append(where)
 
-    def check(self, max_bad: float) -> None:
-        """Raises InputError if more than this share of the records is bad."""
+    def check(self, max_bad: float, limit: str = "--max-bad") -> None:
+        """Raises InputError if more than this share of the records is bad. `limit`: its name."""
         allowed = int(max_bad * self.num_records)
         if len(self.bad) > allowed:
             raise InputError(
                 f"{self.bad[0]} ({len(self.bad)} of {self.num_records} records are bad; "
-                f"--max-bad {max_bad:g} allows {allowed})"
+                f"{limit} {max_bad:g} allows {allowed})"
             )
 
     def print(self) -> None:

@@ -267,7 +267,7 @@ def from_pixels(values: np.ndarray) -> Mask:
     threshold = highest // 2
     distinct = np.unique(values)
     if len(distinct) > 2 and highest not in (255, 65_535):
-        raise ValueError(f"it holds several values up to {highest}; give each object its own mask")
+        raise ValueError(f"it holds {len(distinct)} values; give each object its own mask")
     # Values between black and white are soft edges of one mask, labels of several objects, such as
     # Pascal VOC's, inside of a thin border of 255, or the pixels of a photo. Of a mask the greater
     # part is white.

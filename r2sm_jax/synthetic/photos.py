@@ -20,7 +20,7 @@ from r2sm_jax.data.images import fingerprint, image_folders, locate_image, open_
 from r2sm_jax.data.split_summary import CROWD_REMEDY
 from r2sm_jax.data.splits import split_by_hash
 from r2sm_jax.data.validation import Category
-from r2sm_jax.errors import InputError, read_bytes
+from r2sm_jax.errors import InputError, load_json, read_bytes
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name
@@ -33,6 +33,7 @@ FEW_PHOTOS = 40
 """Of fewer, a hash may leave dev or val no photo, or one, over which no object of another photo can
 be laid. Each then has at least two, of fewer than eight photos one."""
 
+MAX_BAD = 0.1  # share of the records of a file that may be bad, as for `data complete`
 MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
 MIN_CUTOUT_AREA = 0.004  # share of the photo
@@ -108,8 +109,12 @@ def read_header(path: Path) -> tuple[list[str], bool]:
     """
     try:
         header = msgspec.json.decode(read_bytes(path), type=_Header)
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path}: {error}") from error
+    except msgspec.DecodeError:
+        # Python's JSON, which the records are read by, has numbers that are none (NaN).
+        try:
+            header = msgspec.convert(load_json(path, "a COCO file"), _Header)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{path}: {error}") from error
     categories = sorted(header.categories, key=lambda category: category.id)
     names = [display_name(category.name) for category in categories]
     return names, header.info is not None and header.info.partial
@@ -124,7 +129,8 @@ def read_file(path: Path, images: str | PathLike[str] | None, changed: int) -> P
     """
     folders = image_folders(path, images)
     collector = Collector()
-    truths = tuple(read_coco(path, collector=collector))
+    truths = tuple(read_coco(path, collector=collector, photo_folders=folders))
+    collector.check(MAX_BAD, "a share of")
     collector.print()
     instances = [instance for truth in truths for instance in truth.instances]
     if instances and all(instance.ignore for instance in instances):

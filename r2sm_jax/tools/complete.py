@@ -95,7 +95,7 @@ def complete(
     truths = truths[first - 1 :: step]
     with show_progress("completing objects of images", len(truths)) as advance:
         for truth in truths:
-            with collector.record(f"{source}: image {truth.image_id}"):
+            with collector.record(f"{source}: image {truth.image_id}", is_new=False):
                 completed.append(complete_image(completer, images, truth, str(source)))
             advance(1)
     collector.check(max_bad)
