@@ -131,6 +131,32 @@ def test_all_problems_at_once(tmp_path, command):
     assert listed[-1] == "error"
 
 
+def without_queries(**fields: Any) -> dict[str, Any]:
+    records = good()
+    del records["queries"]
+    for record in records["annotations"]:
+        record |= fields
+    return records
+
+
+@pytest.mark.parametrize(
+    ("records", "sentence"),
+    [
+        (without_queries(), "a COCO file of 2 images and 4 annotations, 0 of them ignored"),
+        (without_queries(bbox=[9, 0, 6, 1]), "4 of 4 bboxes contradict their masks"),
+        (without_queries(iscrowd=1), "all annotations are ignored"),
+        (without_queries(image_id=7), "4 problems"),
+        ({"shapes": [], "imageHeight": 3}, "no dataset file: it has shapes, imageHeight"),
+        ([{"image_id": 1}], "a list, as COCO results are"),
+    ],
+)
+def test_a_file_of_masks_alone_is_read_as_other_commands_read_it(
+    records, sentence, tmp_path, command
+):
+    end = command(main, "check", save(tmp_path, records))
+    assert end.code == 2 and sentence in end.err, end
+
+
 def fully_visible(records: dict[str, Any]) -> dict[str, Any]:
     for annotation in records["annotations"]:
         annotation.pop("visible_mask", None)

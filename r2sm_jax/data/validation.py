@@ -165,7 +165,12 @@ def problems(content: bytes) -> Iterator[str]:
     try:
         lists = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except UNREADABLE as error:
-        yield f"no dataset file ({error})"
+        is_list = content.lstrip()[:1] == b"["
+        kind = ", but a list, as COCO results are" if is_list else f" ({error})"
+        yield f"no dataset file{kind}"
+        return
+    if not lists.keys() & LISTS.keys():
+        yield f"no dataset file: it has {', '.join(lists) or 'nothing'}"
         return
 
     file = File([], [], [], [])

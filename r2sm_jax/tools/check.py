@@ -9,12 +9,15 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.coco import read_coco
+from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import (
     check as check_contradictions,
     compare,
     find_pictures_in_both,
 )
 from r2sm_jax.data.dataset import Dataset, read_json
+from r2sm_jax.data.images import image_folders
 from r2sm_jax.data.split_summary import summarize
 from r2sm_jax.data.validation import parse, problems
 from r2sm_jax.errors import InputError
@@ -37,6 +40,8 @@ def check(
         against_images: Folder of that file's images.
     """
     content = file.read_bytes()
+    if b'"queries"' not in content and (b'"annotations"' in content or b'"regions"' in content):
+        check_masks(file, images)
     refuse(file, problems(content))
     for contradiction in check_contradictions(file, compare(parse(file, content))):
         warn(file, str(contradiction))
@@ -56,6 +61,26 @@ def check(
     print(
         f"{file}: nothing wrong with {len(dataset)} images, {summary.num_objects} annotations, "
         f"{summary.num_queries} queries"
+    )
+
+
+def check_masks(file: Path, images: Path | None) -> None:
+    """Reports what is wrong with a COCO file that has no queries, as every command reads it.
+
+    Raises InputError for that, and for the queries that it lacks.
+    """
+    collector = Collector()
+    folders = image_folders(file, images)
+    truths = list(read_coco(file, images, collector=collector, photo_folders=folders))
+    refuse(file, iter(collector.bad))
+    collector.print()
+    summary = summarize(truths)
+    if summary.num_ignored == summary.num_objects:
+        raise InputError(f"{file}: {summary.reason_for_nothing()}")
+    raise InputError(
+        f"{file}: a COCO file of {len(truths)} images and {summary.num_objects} annotations, "
+        f"{summary.num_ignored} of them ignored, without queries; use data convert, or train on it "
+        "as compose:FILE"
     )
 
 
