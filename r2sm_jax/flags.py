@@ -86,6 +86,9 @@ class PredictConfig:
     """Point X Y on the object that is meant, in pixels; may be repeated."""
     not_point: Annotated[tuple[tuple[float, float], ...], tyro.conf.UseAppendAction] = ()
     """Point X Y beside the object that is meant; may be repeated."""
+    others: str | None = None
+    """File with the visible masks of the other objects of the image, which say where something can
+    be hidden: as that of --mask, or JSON with a list of masks."""
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None

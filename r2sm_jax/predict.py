@@ -18,7 +18,7 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(PredictConfig)
 
-from r2sm_jax.data.masks import read_file
+from r2sm_jax.data.masks import read_file, read_union
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.decision import check_abstain
 from r2sm_jax.inference.load import enable_compilation_cache, load
@@ -57,6 +57,8 @@ def predict_one(args: PredictConfig) -> None:
     # Cheap checks come first, loading the model last.
     check_abstain(args.abstain)
     read_requests([args.query], size, args.mask_type, **given)
+    if args.others is not None:
+        given["others"] = [read_union(Path(args.others), size)]
 
     predictor = load(args.run, matmul_precision=args.matmul_precision).predictor
     predictor.set_image(image)
@@ -133,6 +135,8 @@ def main() -> None:
         raise InputError("IMAGE is empty; give an image file, a folder of images or a data set")
     if args.clean and not args.mask:
         raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
+    if args.others and not is_placed(args):
+        raise InputError("--others are the neighbours of a --mask, a --box or a --point; give one")
     has_query = args.query is not None or args.queries is not None or args.image.endswith(".json")
     if not has_query and not is_placed(args):
         raise InputError(

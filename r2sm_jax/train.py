@@ -29,13 +29,10 @@ from PIL import Image
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.dataset import Source, hash_data, read_some
 from r2sm_jax.errors import InputError, atomic_write
+from r2sm_jax.evaluation.crop_selection import completer_evaluation, outliner_evaluation
 from r2sm_jax.evaluation.evaluator import evaluate
 from r2sm_jax.evaluation.page import write_report
-from r2sm_jax.evaluation.selection import (
-    completer_evaluation,
-    outliner_evaluation,
-    segmenter_evaluation,
-)
+from r2sm_jax.evaluation.selection import segmenter_evaluation
 from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
 from r2sm_jax.inference.model_folder import find_folder, write_trained_on

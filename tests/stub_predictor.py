@@ -2,7 +2,7 @@
 keywords."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ import numpy as np
 from flax import nnx
 
 from r2sm_jax.config import ModelConfig
-from r2sm_jax.inference.crop_models import Outline
+from r2sm_jax.data.masks import Mask
+from r2sm_jax.inference.crop_models import Completion, Outline
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Prompt, keyword_mask_type
@@ -55,6 +56,19 @@ class StubOutliner:
             mask[y0:y1, x0:x1] = True
             outlines.append(Outline(mask, self.predicted_iou))
         return outlines
+
+
+class StubCompleter:
+    """Keeps each mask as it is, and remembers its neighbours."""
+
+    iou, hidden_probability, unsure_below = 0.9, 0.25, 0.7
+
+    def complete(
+        self, image: np.ndarray, visible_masks: Sequence[Mask], neighbours: Sequence[Mask | None]
+    ) -> Iterator[Completion]:
+        self.neighbours = neighbours
+        for mask in visible_masks:
+            yield Completion(mask, self.iou, self.hidden_probability, self.unsure_below)
 
 
 class StubPredictor(Predictor):

@@ -225,7 +225,9 @@ def test_results_find_their_image_by_its_name(place, command, image_ids):
     records = json.loads(Path("out.json").read_text())
     assert [image["file_name"] for image in records["images"]] == ["000000000001.png"]
     assert [a["id"] for a in records["annotations"]] == [1, 2]
-    assert [a["score"] for a in records["annotations"]] == [0.9, 0.4]
+    assert [a["source_score"] for a in records["annotations"]] == [0.9, 0.4]
+    for annotation in records["annotations"]:
+        assert 0 < annotation["score"] < 1 and 0 < annotation["hidden_probability"] < 1
     assert records["categories"] == [{"id": 1, "name": "object"}]
 
 
@@ -337,9 +339,12 @@ def test_shards_are_parts_of_the_whole(place, command):
         arguments = [*flags(out=f"draft-{number}-of-2.json"), "--shard", f"{number}/2"]
         assert command(main, "complete", "coco.json", *arguments).code == 0
     page = (Path(__file__).parents[1] / "docs" / "complete.md").read_text("utf-8")
-    (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
-    exec(compile(program.replace("-of-8", "-of-2"), "docs/complete.md", "exec"), {})
+    sort, join = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
+    exec(compile(join.replace("-of-8", "-of-2"), "docs/complete.md", "exec"), {})
     joined = json.loads(Path("draft.json").read_text())
+    exec(compile(sort, "docs/complete.md", "exec"), {})
+    sure = [a.get("score", 1) for a in json.loads(Path("draft.json").read_text())["annotations"]]
+    assert sure == sorted(sure) and sure[0] < 1
     for key in ("images", "annotations", "categories", "queries"):
         in_order, expected = (sorted(r[key], key=lambda r: r["id"]) for r in (joined, whole))
         assert in_order == expected, key

@@ -25,7 +25,14 @@ from r2sm_jax.data.crops import (
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import prompt_figures
-from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, Outline, choose_outline
+from r2sm_jax.evaluation.crop_selection import fit_outliner
+from r2sm_jax.inference.crop_models import (
+    MaskCompleter,
+    MaskOutliner,
+    Outline,
+    OutlinerCalibration,
+    choose_outline,
+)
 from r2sm_jax.models.crop_unet import CropOutput, make_completer, make_outliner
 from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training import crop_models
@@ -197,11 +204,11 @@ def test_the_mask_that_several_windows_agree_on_is_chosen():
     masks = (np.ones_like(whole), whole, nearly_whole, part)
     outlines = [Outline(mask, iou) for mask, iou in zip(masks, (0.2, 0.6, 0.6, 0.7), strict=True)]
     windows = [CropWindow(0, 0, side) for side in (50, 40, 30, 20)]
-    assert choose_outline(outlines, windows) is outlines[1]
+    assert choose_outline(outlines, windows) == 1
 
     # Where no window finds anything, the largest one answers.
     nothing = [Outline(np.zeros_like(whole), 0.1), Outline(np.zeros_like(whole), 0.1)]
-    assert choose_outline(nothing, windows[:2]) is nothing[0]
+    assert choose_outline(nothing, windows[:2]) == 0
 
 
 # Examples
@@ -410,7 +417,11 @@ def test_the_outliner_learns_and_leaves_the_backbone_alone():
         for _ in range(150)
     ]
     weights, _ = trained(model, outliner_loss, batches)
-    figures = prompt_figures(MaskOutliner(OUTLINER, weights), [disc_picture(rng) for _ in range(8)])
+    samples = [disc_picture(rng) for _ in range(8)]
+    fitted, figures = fit_outliner(MaskOutliner(OUTLINER, weights), samples)
     assert figures["box"]["objects"] == 8
+    # Eight objects are too few to fit anything.
+    assert fitted.calibration == OutlinerCalibration()
+    assert prompt_figures(fitted, samples)["click"] == figures["click"]
     assert figures["box"]["iou"] > figures["filled box"]["iou"] + 0.05
     assert figures["click"]["iou"] > 0.6

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from stub_predictor import StubOutliner, StubPredictor
+from stub_predictor import StubCompleter, StubOutliner, StubPredictor
 
 from r2sm_jax import predict
 from r2sm_jax.data import masks
@@ -69,7 +69,7 @@ def test_json_prints_one_object_and_writes_nothing(photo, tmp_path, command, mon
     end = command(main, "RUN", photo, QUERY, "--json")
     assert end.code == 0 and list(tmp_path.iterdir()) == []
     answer = json.loads(end.out)
-    keys = "query mask_type amodal_probability score presence"
+    keys = "query mask_type amodal_probability score presence hidden_probability"
     assert list(answer) == [*keys.split(), *MASKS, "instances", "size"]
     assert answer["query"] == QUERY and answer["size"] == [HEIGHT, WIDTH]
     assert answer["mask_type"] == "amodal" and answer["amodal_probability"] > 0.5
@@ -150,7 +150,7 @@ def test_the_summary_is_one_line(photo, tmp_path, command, stub):
 def places(stub, tmp_path, monkeypatch) -> np.ndarray:
     """A mask in files of the folder that the command runs in, for a stub that completes nothing."""
     monkeypatch.chdir(tmp_path)
-    stub.completer = lambda image, masks: list(masks)
+    stub.completer = StubCompleter()
     stub.outliner = StubOutliner()
     mask = np.zeros((HEIGHT, WIDTH), bool)
     mask[10:40, 10:30] = True
@@ -161,6 +161,7 @@ def places(stub, tmp_path, monkeypatch) -> np.ndarray:
     Image.fromarray(specks).save("specks.png")
     Image.fromarray(mask[:30]).save("small.png")
     Image.fromarray(mask & ~mask).save("empty.png")
+    Path("bad.json").write_text(json.dumps([masks.encode(mask), masks.encode(mask[:30])]))
     return mask
 
 
@@ -180,6 +181,22 @@ def test_the_object_of_a_mask_or_a_box_is_meant(flags, places, photo, command):
         answer = json.loads(end.out)
         assert np.array_equal(masks.decode(answer["modal"]), places)
         assert answer["mask_type"] == ("amodal" if query else "modal")
+
+
+def test_others_are_the_masks_of_a_picture_or_of_a_list(places, photo, command, stub):
+    box = np.zeros_like(places)
+    box[20:50, 30:60] = True
+    Image.fromarray(places | box).save("others.png")
+    rles = [masks.encode(places), {"segmentation": masks.encode(box)}]
+    Path("others.json").write_text(json.dumps(rles))
+    Path("polygon.json").write_text(json.dumps([[30, 20, 60, 20, 60, 50, 30, 50]]))
+    for file, expected in (("others.png", places | box), ("others.json", places | box)):
+        end = command(main, "RUN", photo, "--mask", "mug.png", "--others", file, "--overwrite")
+        assert end.code == 0, end.err
+        np.testing.assert_array_equal(stub.completer.neighbours[0], expected)
+    flags = "--box", "10", "10", "30", "40", "--others", "polygon.json", "--overwrite"
+    assert command(main, "RUN", photo, *flags).code == 0
+    np.testing.assert_array_equal(stub.completer.neighbours[0], box)
 
 
 def test_an_inverted_mask_is_wondered_at(places, photo, command):
@@ -226,6 +243,8 @@ def bad_files(tmp_path_factory) -> Path:
         (["PHOTO", QUERY, "--mask", "small.png"], "small.png"),
         (["PHOTO", QUERY, "--mask", "missing.png"], "missing.png"),
         (["PHOTO", QUERY, "--mask", "mug.png", "--mask", "specks.png"], "--mask is given 2 times"),
+        (["PHOTO", QUERY, "--others", "mug.png"], "--others are the neighbours"),
+        (["PHOTO", QUERY, "--mask", "mug.png", "--others", "bad.json"], "bad.json: mask 2"),
         (["PHOTO", QUERY, "--box", ".1", ".5", ".8", ".95"], "shares"),
         (["PHOTO", QUERY, "--point", "200", "5"], "not in the image"),
     ],

@@ -16,7 +16,7 @@ import pytest
 from conftest import BOX, MUG, SIZE, rectangle
 from flax import nnx
 from PIL import Image
-from stub_predictor import StubOutliner, StubPredictor
+from stub_predictor import StubCompleter, StubOutliner, StubPredictor
 
 import r2sm_jax
 from r2sm_jax.config import CompleterConfig
@@ -244,7 +244,7 @@ AMODAL = "the complete shape of the red mug"
 @pytest.fixture(scope="module")
 def completer() -> MaskCompleter:
     """Untrained, with a threshold at which it adds some pixels."""
-    config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
+    config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2, scores=False)
     _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
     return MaskCompleter(config, weights, threshold=-2.0)
 
@@ -280,7 +280,8 @@ def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, compl
     modal, amodal, other, found = prompted.predict(
         [MODAL, AMODAL, MODAL, MODAL], masks=[MUG, MUG, BOX, None]
     )
-    complete, _ = completer(prompted._image.pixels, [MUG, BOX])
+    # What else is asked about in the same call is no neighbour.
+    (complete,) = completer(prompted._image.pixels, [MUG])
     assert (modal.mask_type, amodal.mask_type) == ("modal", "amodal")
     for prediction, mask in ((modal, MUG), (amodal, complete)):
         np.testing.assert_array_equal(prediction.mask, mask)
@@ -288,13 +289,47 @@ def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, compl
         np.testing.assert_array_equal(prediction.amodal, complete)
         (instance,) = prediction.instances
         np.testing.assert_array_equal(instance.mask, mask)
-        assert prediction.score is None and prediction.presence == 1
-        assert "given mask" in prediction.summary()
+        assert prediction.score is None and prediction.hidden_probability is None
+        assert prediction.presence == 1 and "given mask" in prediction.summary()
         assert [entry["score"] for entry in prediction.to_coco()] == [1, 1]
     np.testing.assert_array_equal(other.mask, BOX)
     (plain,) = prompted.predict([MODAL])
     assert_equal(found, plain)
     assert prompted.predict([MODAL], "amodal", masks=[MUG])[0].mask_type == "amodal"
+
+
+def test_the_others_are_the_neighbours_of_what_is_completed(prompted, completer):
+    expected = completer(prompted._image.pixels, [MUG, BOX])
+    for others in ([MUG, BOX], [masks.encode(MUG | BOX)]):
+        answers = prompted.predict([AMODAL, AMODAL], masks=[MUG, BOX], others=others)
+        for answer, complete in zip(answers, expected, strict=True):
+            np.testing.assert_array_equal(answer.mask, complete)
+    prompted.completer = StubCompleter()
+    prompted.predict(boxes=[(10, 10, 30, 40)], others=[])
+    assert not prompted.completer.neighbours[0].any()
+    with pytest.raises(InputError, match="mask 2 of the others"):
+        prompted.predict([AMODAL], masks=[MUG], others=[BOX, BOX[:30]])
+
+
+def test_a_score_is_of_the_mask_that_is_asked_for_and_unsure_by_the_limit_of_its_kind(prompted):
+    prompted.completer = StubCompleter()
+    box = [(10, 10, 30, 40)]
+    (modal,), (amodal,) = (prompted.predict([text], masks=[MUG]) for text in (MODAL, AMODAL))
+    assert (modal.score, amodal.score) == (None, 0.9) and not amodal.is_unsure
+    (outlined,), (both,) = (prompted.predict([text], boxes=box) for text in (MODAL, AMODAL))
+    # A completed outline may be wrong in both.
+    assert (outlined.score, both.score) == (0.625, 0.625 * 0.9)
+    for answer in (modal, amodal, outlined, both):
+        assert answer.hidden_probability == 0.25
+        assert answer.to_json()["hidden_probability"] == 0.25
+        assert answer.to_coco()[0]["hidden_probability"] == 0.25
+        assert "probability of a hidden part 0.25" in answer.summary()
+    assert "predicted IoU 0.90" in amodal.summary()
+    (found,) = prompted.predict([AMODAL])
+    assert found.hidden_probability is None and "hidden part" not in found.summary()
+    prompted.completer.iou = 0.69
+    assert prompted.predict([AMODAL], masks=[MUG])[0].is_unsure
+    assert not prompted.predict([MODAL], masks=[MUG])[0].is_unsure
 
 
 def test_the_outliner_draws_what_boxes_and_clicks_mean(prompted, completer):
@@ -303,12 +338,12 @@ def test_the_outliner_draws_what_boxes_and_clicks_mean(prompted, completer):
         boxes=[(10, 10, 30, 40), (30, 20, 60, 50), None, None],
         points=[None, None, [(40, 30)], None],
     )
-    complete = completer(prompted._image.pixels, [a.modal for a in answers[:3]])
+    complete = [completer(prompted._image.pixels, [a.modal])[0] for a in answers[:3]]
     for answer, visible, whole in zip(answers, (MUG, BOX), complete, strict=False):
         np.testing.assert_array_equal(answer.modal, visible)
         np.testing.assert_array_equal(answer.amodal, whole)
     assert [answer.mask_type for answer in answers] == ["amodal", "modal", "modal", "amodal"]
-    # The outliner predicts the IoU of visible masks, which ranks a completed one, too.
+    # This completer predicts no IoU; that of the visible mask ranks the completed one.
     assert [answer.score for answer in answers] == [None, 0.625, 0.625, 0.75]
     assert [answer.to_coco()[0]["score"] for answer in answers] == [0.625, 0.625, 0.625, 0.75]
     # Words decide the type, whatever the place; without words there is no probability.

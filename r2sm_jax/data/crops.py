@@ -78,18 +78,13 @@ class CropWindow:
         self, logits: Float[np.ndarray, "s s"], height: int, width: int, outside: float
     ) -> Float[np.ndarray, "H W"]:
         """Values of this part at the resolution of an image; `outside` where it does not reach."""
-        canvas = np.full((height, width), outside, np.float32)
-        left, top = max(0, self.x), max(0, self.y)
-        right, bottom = min(width, self.x + self.side), min(height, self.y + self.side)
-        if right <= left or bottom <= top:
-            return canvas
-        scale = len(logits) / self.side
-        edges = np.array([left - self.x, top - self.y, right - self.x, bottom - self.y])
-        part = Image.fromarray(np.asarray(logits, np.float32)).resize(
-            (right - left, bottom - top), Image.Resampling.BILINEAR, tuple(scale * edges)
-        )
-        canvas[top:bottom, left:right] = np.asarray(part)
-        return canvas
+        return paste_mean([self], [logits], height, width, outside)
+
+    def scaled(self, ratio: float) -> "CropWindow":
+        """The window of `ratio` times the side with the same middle."""
+        side = max(MIN_CROP_SIDE, round(ratio * self.side))
+        shift = (self.side - side) // 2
+        return CropWindow(self.x + shift, self.y + shift, side)
 
 
 @dataclass(frozen=True)
@@ -137,6 +132,32 @@ def cut_crop(
     inside = np.broadcast_to(True, image.shape[:2])
     planes = [window.cut(mask, size)[..., None] for mask in (inside, *object_masks)]
     return np.concatenate([window.cut(image, size), *planes], axis=2)
+
+
+def paste_mean(
+    windows: Sequence[CropWindow],
+    logits: Sequence[Float[np.ndarray, "s s"]],
+    height: int,
+    width: int,
+    outside: float,
+) -> Float[np.ndarray, "H W"]:
+    """The mean of the values of several windows at the resolution of an image, of those that reach
+    a pixel; `outside` where none does."""
+    canvas = np.zeros((height, width), np.float32)
+    counts = np.zeros((height, width), np.uint8)
+    for window, values in zip(windows, logits, strict=True):
+        left, top = max(0, window.x), max(0, window.y)
+        right, bottom = min(width, window.x + window.side), min(height, window.y + window.side)
+        if right <= left or bottom <= top:
+            continue
+        scale = len(values) / window.side
+        edges = np.array([left, top, right, bottom]) - 2 * [window.x, window.y]
+        part = Image.fromarray(np.asarray(values, np.float32)).resize(
+            (right - left, bottom - top), Image.Resampling.BILINEAR, tuple(scale * edges)
+        )
+        canvas[top:bottom, left:right] += np.asarray(part)
+        counts[top:bottom, left:right] += 1
+    return np.where(counts, canvas / np.maximum(counts, 1), np.float32(outside))
 
 
 def others_of(visible_masks: Sequence[Mask]) -> list[Mask | None]:

@@ -209,10 +209,7 @@ def read_file(path: Path, size: tuple[int, int]) -> Mask:
     """
     try:
         if path.suffix.lower() == ".json":
-            value = load_json(path, "one mask, an RLE or a list of polygons")
-            if isinstance(value, dict) and "segmentation" in value:
-                value = of_annotation(value)
-            return from_segmentation(value, *size)
+            return _from_json(load_json(path, "one mask, an RLE or a list of polygons"), size)
         values = levels(images.decode(path))
         if values.shape != size:
             height, width = values.shape
@@ -222,6 +219,30 @@ def read_file(path: Path, size: tuple[int, int]) -> Mask:
     except (InputError, ValueError) as error:
         reason = str(error).removeprefix(f"{path}: ")
         raise InputError(f"{path}: no mask can be read from it ({reason})") from error
+
+
+def read_union(path: Path, size: tuple[int, int]) -> Mask:
+    """The union `[H W]` of the masks in a file: one as `read_file` reads it, or JSON with a list of
+    RLEs, or of objects that have a `segmentation`. Raises InputError as `read_file`."""
+    if path.suffix.lower() == ".json":
+        values = load_json(path, "masks, RLEs or objects with a segmentation")
+        if isinstance(values, list) and any(isinstance(value, dict) for value in values):
+            union = np.zeros(size, bool)
+            for number, value in enumerate(values, start=1):
+                try:
+                    union |= _from_json(value, size)
+                except ValueError as error:
+                    raise InputError(f"{path}: mask {number} cannot be read ({error})") from error
+            return union
+    return read_file(path, size)
+
+
+def _from_json(value: Any, size: tuple[int, int]) -> Mask:
+    """The mask of an RLE, of polygons, or of an object with a `segmentation`. Raises ValueError for
+    anything else."""
+    if isinstance(value, dict) and "segmentation" in value:
+        value = of_annotation(value)
+    return from_segmentation(value, *size)
 
 
 def levels(image: Image.Image) -> np.ndarray:

@@ -18,6 +18,7 @@ from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE, others_o
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.evaluation.tables import COMPLETION, make_table
+from r2sm_jax.inference.crop_models import Outline
 from r2sm_jax.query import Click, Prompt
 
 MIN_PROMPTED_PIXELS = 64
@@ -26,9 +27,6 @@ PROMPTED_OBJECTS = 8
 """Most objects that are asked for in one image, evenly chosen."""
 PROMPTED_IMAGES = 25
 """Most images of a split in which objects are, evenly chosen: a click takes a fifth of a second."""
-THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
-"""Logits of the completer among which the one with the highest IoU on `dev` is chosen."""
-
 Figures = dict[str, dict[str, Any]]
 """The figures of each method or kind of prompt."""
 Method = Callable[[np.ndarray, Sequence[Mask], Sequence[Mask | None]], Sequence[Mask]]
@@ -71,22 +69,38 @@ def score_object(visible: Mask, truth: Mask, answer: Mask) -> ObjectScore:
     )
 
 
+class ObjectMasks(NamedTuple):
+    """An object whose complete mask is known, each mask `[H W]`."""
+
+    visible: Mask
+    truth: Mask
+    """The complete one."""
+    others: Mask | None
+    """The union of the visible masks of all other objects; None where there are none."""
+
+
+def objects_to_complete(sample: Sample) -> list[ObjectMasks]:
+    """Selects the objects of a sample whose complete mask is known and of which enough shows."""
+    # Neighbours are all annotated objects, also those that are not scored.
+    others_of_each = others_of([instance.modal for instance in sample.instances])
+    objects = []
+    for instance, others in zip(sample.instances, others_of_each, strict=True):
+        is_known = instance.amodal is not None and not instance.ignore
+        if is_known and masks.area(instance.modal) >= MIN_COMPLETED_PIXELS:
+            truth = instance.complete | instance.modal
+            objects.append(ObjectMasks(instance.modal, truth, others))
+    return objects
+
+
 def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -> Figures:
-    """Computes the figures of `summarize` for each method, over all objects of some samples whose
-    complete mask is known and of which enough shows.
+    """Computes the figures of `summarize` for each method, over all objects of some samples that
+    can be completed.
 
     The samples are read once, one at a time: they may be more than memory holds.
     """
     scores: dict[str, list[ObjectScore]] = {name: [] for name in methods}
     for sample in samples:
-        # Neighbours are all annotated objects, also those that are not scored.
-        others_of_each = others_of([instance.modal for instance in sample.instances])
-        objects = []
-        for instance, others in zip(sample.instances, others_of_each, strict=True):
-            is_known = instance.amodal is not None and not instance.ignore
-            if is_known and masks.area(instance.modal) >= MIN_COMPLETED_PIXELS:
-                objects.append((instance.modal, instance.complete | instance.modal, others))
-        if objects:
+        if objects := objects_to_complete(sample):
             visible, truths, others = zip(*objects, strict=True)
             for name, complete in methods.items():
                 answers = complete(sample.image, visible, others)
@@ -155,23 +169,6 @@ def convex_hull(mask: Mask) -> Mask:
     return np.asarray(picture) | mask
 
 
-def choose_threshold(
-    completer_at: Callable[[float], Callable[..., Sequence[Mask]]], samples: Sequence[Sample]
-) -> tuple[float, Figures]:
-    """Chooses the threshold of a completer that is best on `dev`; returns its figures, too.
-
-    Args:
-        completer_at: gives the completer with a threshold.
-        samples: the images of `dev`.
-    """
-    candidates = []
-    for threshold in THRESHOLDS:
-        methods = methods_of(completer_at(threshold))
-        candidates.append((threshold, score_completion(methods, samples)))
-    # Objects that nothing hides count as well: what is added to them is wrong.
-    return max(candidates, key=lambda candidate: mean_iou(candidate[1]))
-
-
 def mean_iou(figures: Figures) -> float:
     """Computes the mean IoU of hidden and other objects, with and without neighbours."""
     groups = [group for of_method in figures.values() for group in of_method.values()]
@@ -186,36 +183,58 @@ def print_figures(figures: Figures) -> None:
 
 # Boxes and clicks, made of the true visible masks: their box, and their innermost pixel
 
-Outliner = Callable[[np.ndarray, Sequence[Prompt]], Sequence[Any]]
-"""An `Outline` for each box or click in an image."""
+Outliner = Callable[[np.ndarray, Sequence[Prompt]], Sequence[Outline]]
+"""The answer to each box or click in an image."""
 Find = Callable[[np.ndarray, Sequence[str]], Sequence[Mask]]
 """Visible masks of sentences about an image."""
+
+
+class OutlineScore(NamedTuple):
+    """How well the visible mask of one object was drawn."""
+
+    iou: float
+    predicted_iou: float
+    agreement: float
+    """As in `Outline`."""
+
+
+def score_outlines(outliner: Outliner, sample: Sample) -> dict[str, list[OutlineScore]]:
+    """Scores the boxes and the clicks of the `scored_objects` of a sample."""
+    visible = [instance.modal for instance in scored_objects(sample)]
+    prompts = {
+        "box": [Prompt(masks.box(mask)) for mask in visible],
+        "click": [Prompt(None, (Click(*innermost_pixel(mask)),)) for mask in visible],
+    }
+    scores = {}
+    for kind, of_kind in prompts.items():
+        outlines = outliner(sample.image, of_kind)
+        scores[kind] = [
+            OutlineScore(iou(one.mask, mask), one.iou, one.agreement)
+            for one, mask in zip(outlines, visible, strict=True)
+        ]
+    return scores
 
 
 def prompt_figures(
     outliner: Outliner, samples: Iterable[Sample], find: Find | None = None
 ) -> Figures:
-    """Computes the mean IoU of visible masks by kind of prompt, and the number of objects.
+    """Computes the mean IoU of visible masks by kind of prompt, and the number of objects; of boxes
+    and clicks also the mean error of the predicted IoU.
 
-    `filled box` is the box itself, the reference that learns nothing. With `find` sentences are
-    scored, too, those that mean one object alone, and beside them the click on the same objects.
+    With `find` sentences are scored, too, those that mean one object alone, and beside them the
+    click on the same objects.
     """
-    scores: dict[str, list[float]] = {"filled box": [], "box": [], "click": []}
+    scores: dict[str, list[float]] = {"box": [], "click": []}
+    errors: dict[str, list[float]] = {"box": [], "click": []}
     of_named = ["click, of objects with a sentence", "click and sentence", "sentence"]
     if find is not None:
         scores |= {name: [] for name in of_named}
     for sample in samples:
         instances = scored_objects(sample)
-        visible = [instance.modal for instance in instances]
-        boxes = [masks.box(mask) for mask in visible]
-        clicks = [(Click(*innermost_pixel(mask)),) for mask in visible]
-        outlines = outliner(sample.image, [Prompt(box) for box in boxes])
-        scores["box"] += [iou(one.mask, mask) for one, mask in zip(outlines, visible, strict=True)]
-        outlines = outliner(sample.image, [Prompt(None, click) for click in clicks])
-        of_click = [iou(one.mask, mask) for one, mask in zip(outlines, visible, strict=True)]
-        scores["click"] += of_click
-        for (x0, y0, x1, y1), mask in zip(boxes, visible, strict=True):
-            scores["filled box"].append(masks.area(mask) / ((x1 - x0) * (y1 - y0)))
+        outlines = score_outlines(outliner, sample)
+        for kind, of_kind in outlines.items():
+            scores[kind] += [score.iou for score in of_kind]
+            errors[kind] += [abs(score.predicted_iou - score.iou) for score in of_kind]
 
         # The first sentence about each object alone.
         words: dict[int, str] = {}
@@ -227,10 +246,16 @@ def prompt_figures(
             found = find(sample.image, [words[instances[number].id] for number in named])
             for number, mask in zip(named, found, strict=True):
                 # Beside a click, a sentence only decides the type of the mask.
-                ious = (of_click[number], of_click[number], iou(mask, visible[number]))
+                of_click = outlines["click"][number].iou
+                ious = (of_click, of_click, iou(mask, instances[number].modal))
                 for name, value in zip(of_named, ious, strict=True):
                     scores[name].append(value)
-    return {name: {"objects": len(values), "iou": mean(values)} for name, values in scores.items()}
+    figures: Figures = {
+        name: {"objects": len(values), "iou": mean(values)} for name, values in scores.items()
+    }
+    for kind, values in errors.items():
+        figures[kind]["iou_error"] = mean(values)
+    return figures
 
 
 def scored_objects(sample: Sample) -> list[Instance]:

@@ -88,7 +88,6 @@ def evaluate(
                 samples,
                 lambda image, texts: [p.modal for p in predictor.predict(texts, "modal", image)],
             )
-            del split["prompts"]["filled box"]
     return report, evaluated
 
 

@@ -6,7 +6,6 @@ belongs to these weights in `config.json`.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,10 @@ from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.calibration import calibrate
-from r2sm_jax.evaluation.completion import (
-    REFERENCE_METHODS,
-    choose_threshold,
-    mean_iou,
-    print_figures,
-    prompt_figures,
-    score_completion,
-    scored_objects,
-)
 from r2sm_jax.evaluation.evaluator import evaluate_source
 from r2sm_jax.evaluation.page import example_rows, sample_queries
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
@@ -73,52 +61,5 @@ def segmenter_evaluation(
         shown = [f"{name} {value:.3f}" for name, value in figures.items() if value is not None]
         print(f"step {step}  dev: {'  '.join(shown)}", flush=True)
         return float(figures["giou"] or 0), figures, {"calibration": calibration._asdict()}
-
-    return evaluate
-
-
-def completer_evaluation(config: Config, dev: Source) -> Evaluate:
-    """Makes what scores a completer beside rules that learn nothing, and chooses its threshold.
-    Raises InputError if nothing is hidden in the split."""
-    samples = [dev[index] for index in range(len(dev))]
-    references = score_completion(REFERENCE_METHODS, samples)
-    if not references["visible mask"]["hidden"]["objects"]:
-        raise InputError(
-            f"{config.data.source}: the split dev has no hidden object whose complete shape is "
-            "known; give compose:FILE, which hides objects, or data with amodal masks"
-        )
-    sizes = config.model.completer
-    untrained = MaskCompleter(sizes, nnx.State({}))
-
-    def evaluate(weights: nnx.State, step: int, folder: Path) -> Evaluation:
-        completer = untrained.updated(weights=weights)
-        threshold, figures = choose_threshold(
-            lambda threshold: completer.updated(threshold=threshold), samples
-        )
-        all_figures = references | figures
-        print_figures(all_figures)
-        stored = {"config": asdict(sizes), "threshold": threshold}
-        return mean_iou(figures), all_figures, {"completer": stored}
-
-    return evaluate
-
-
-def outliner_evaluation(config: Config, dev: Source) -> Evaluate:
-    """Makes what scores an outliner. Raises InputError if no object is large enough."""
-    samples = [dev[index] for index in range(len(dev))]
-    if not any(scored_objects(sample) for sample in samples):
-        raise InputError(
-            f"{config.data.source}: the split dev has no object of 64 or more visible pixels; give "
-            "more images"
-        )
-    sizes = config.model.outliner
-    untrained = MaskOutliner(sizes, nnx.State({}))
-
-    def evaluate(weights: nnx.State, step: int, folder: Path) -> Evaluation:
-        figures = prompt_figures(untrained.updated(weights=weights), samples)
-        shown = [f"{name} {values['iou']:.3f}" for name, values in figures.items()]
-        print(f"modal IoU of {figures['box']['objects']} objects: {', '.join(shown)}", flush=True)
-        score = figures["box"]["iou"] + figures["click"]["iou"]
-        return score, figures, {"outliner": {"config": asdict(sizes)}}
 
     return evaluate

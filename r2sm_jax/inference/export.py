@@ -21,7 +21,7 @@ from r2sm_jax.data.letterbox import PAD_COLOUR
 from r2sm_jax.data.tokenizer import write_tokenizer
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference import stablehlo
-from r2sm_jax.inference.crop_models import CropModel
+from r2sm_jax.inference.crop_models import CropModel, part_json
 from r2sm_jax.inference.load import (
     SEGMENTER,
     Run,
@@ -163,9 +163,7 @@ def write_model(
     """
     stored, tensors = dict(stored), dict(tensors)
     for name, part in parts.items():
-        stored[name] = {"config": cut_folders(to_json(part.config))}
-        if name == "completer":
-            stored[name]["threshold"] = part.threshold
+        stored[name] = cut_folders(part_json(part))
         weights = to_numpy(part.weights)
         if stored["compact"]:
             weights = to_compact(weights, published_weights(name, stored))

@@ -166,7 +166,8 @@ def make_part(
     entry = stored.get(part) or {"config": stored["config"]["model"][part]}
     config = from_json(sizes, entry["config"], str(folder / CONFIG))
     weights = fill(nnx.state(model.abstract(config)), tensors[part], folder)
-    return model(config, weights, entry.get("threshold", 0.0), matmul_precision)
+    calibration = from_json(model.kinds, entry.get("calibration", {}), str(folder / CONFIG))
+    return model(config, weights, entry.get("threshold", 0.0), matmul_precision, calibration)
 
 
 # Weights by dotted path

@@ -66,8 +66,8 @@ class Prediction:
     amodal_probability: float | None
     """None where the system makes no decision, or a prompt has no sentence."""
     score: float | None
-    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask, and
-    where the completer drew the complete one."""
+    """Predicted IoU of `mask`, no probability, calibrated for each kind of query; None where the
+    caller gave the mask, and where a completer drew it that predicts no IoU."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -86,11 +86,13 @@ class Prediction:
     """The visible mask is the caller's own."""
     has_both_masks: bool = True
     """False where only one mask is known: `modal` and `amodal` are the same then."""
+    hidden_probability: float | None = None
+    """Calibrated probability that a part of it is hidden; None where no completer looked at it."""
     hidden_by: str = ""
     """The query of the same call whose target hides it, if one does."""
     unsure_below: float = UNSURE_BELOW
-    """A `score` below this is called unsure: the mask is rather something else than what was
-    meant."""
+    """A `score` below this is called unsure: the mask is rather something else than what was meant.
+    Each kind of query has its own limit."""
 
     @cached_property
     def occluded(self) -> Mask:
@@ -115,7 +117,17 @@ class Prediction:
         is_low = self.score is not None and self.score < self.unsure_below
         return not self.is_absent and (is_low or self.presence < 0.5)
 
-    def with_masks(self, modal: Mask, amodal: Mask | None, score: float | None) -> "Prediction":
+    def with_masks(
+        self,
+        modal: Mask,
+        amodal: Mask | None,
+        *,
+        score: float | None,
+        confidence: float,
+        is_given: bool,
+        hidden_probability: float | None = None,
+        unsure_below: float = UNSURE_BELOW,
+    ) -> "Prediction":
         """Returns the prediction with these masks in place of those found by words.
 
         The decision stays. Presence and instances are of masks that the model found by words, so
@@ -124,27 +136,28 @@ class Prediction:
         Args:
             modal: the visible mask `[H W]`; an empty one means that nothing is there to outline.
             amodal: the complete one, which contains it; None where nothing completes it.
-            score: predicted IoU of the visible mask; None where it is the caller's own.
+            score: predicted IoU of the mask that is asked for, or None.
+            confidence: ranks it for average precision.
+            is_given: whether the visible mask is the caller's own.
+            hidden_probability: that a part is hidden; None if nothing tells it.
+            unsure_below: a lower score is called unsure.
         """
         complete = modal if amodal is None else amodal
         mask = complete if self.mask_type == "amodal" else modal
-        # What is given is right, and ranks first.
-        confidence = 1.0 if score is None else score
         instance = InstanceMask(1.0, confidence, mask, modal, complete)
         return replace(
             self,
-            # Nothing predicts the IoU of a completed mask.
-            score=None if self.mask_type == "amodal" else score,
+            score=score,
             modal=modal,
             amodal=complete,
             instances=(instance,) if modal.any() else (),
             candidates=(),
             mask_logits=None,
             presence=1.0,
-            is_given=score is None,
+            is_given=is_given,
             has_both_masks=amodal is not None,
-            # What is fitted is fitted to masks that the model found by words.
-            unsure_below=UNSURE_BELOW,
+            hidden_probability=hidden_probability,
+            unsure_below=unsure_below,
         )
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
@@ -192,6 +205,7 @@ class Prediction:
             values["undecided"] = True
         values["score"] = self.score
         values["presence"] = self.presence
+        values["hidden_probability"] = self.hidden_probability
         if self.is_unsure:
             values["unsure"] = True
         for name in MASKS:
@@ -211,8 +225,8 @@ class Prediction:
     def to_coco(self) -> list[dict[str, Any]]:
         """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances.
 
-        The score of a fused mask is its predicted IoU, or else that of the visible part; instances
-        are ranked by their confidence.
+        The score of a fused mask is its predicted IoU, or else the highest confidence of its
+        instances, which are ranked by it.
         """
         score = self.score
         if score is None:
@@ -222,6 +236,8 @@ class Prediction:
             fused["mask_type"] = self.mask_type
             fused["amodal_probability"] = self.amodal_probability
         fused["presence"] = self.presence
+        if self.hidden_probability is not None:
+            fused["hidden_probability"] = self.hidden_probability
         if self.is_unsure:
             fused["unsure"] = True
         entries = [fused]
@@ -272,10 +288,12 @@ class Prediction:
             parts.append("undecided")
         if self.is_given:
             parts.append("from the given mask")
-        elif self.score is not None:
+        if self.score is not None:
             parts.append(f"predicted IoU {self.score:.2f}")
         if self.is_unsure:
             parts.append("unsure")
+        if self.hidden_probability is not None:
+            parts.append(f"probability of a hidden part {self.hidden_probability:.2f}")
         if self.has_both_masks and self.mask_type is not None:
             by = f' by "{self.hidden_by}"' if self.hidden_by else ""
             share = masks.occlude_rate(self.modal, self.amodal)

@@ -28,17 +28,23 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
 
-from r2sm_jax.config import MatmulPrecision, ModelConfig
+from r2sm_jax.config import UNSURE_BELOW, MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import MaskCompleter, MaskOutliner, no_part
+from r2sm_jax.inference.crop_models import (
+    Completion,
+    MaskCompleter,
+    MaskOutliner,
+    Outline,
+    no_part,
+)
 from r2sm_jax.inference.decision import TruncatedQuery, check_abstain
 from r2sm_jax.inference.postprocess import name_hiders, to_prediction
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.prompts import Request, read_mask, read_requests
+from r2sm_jax.inference.prompts import Request, read_mask, read_others, read_requests
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Click, Prompt
@@ -168,6 +174,7 @@ class Predictor:
         masks: Iterable[Any] | None = None,
         boxes: Iterable[Any] | None = None,
         points: Iterable[Any] | None = None,
+        others: Iterable[Any] | None = None,
     ) -> list[Prediction]:
         """Returns one prediction for each query about one image.
 
@@ -176,8 +183,8 @@ class Predictor:
 
         Where a visible mask is given, or outlined in a box or around clicks, the sentence only
         decides whether that mask or the complete one is meant, and it takes the place of what the
-        model found by words (`Prediction.with_masks`). Such masks of one call count as neighbours
-        of one another, so an object may be completed differently alone and beside others.
+        model found by words (`Prediction.with_masks`). Each is completed by itself, whatever else
+        is asked in the same call: what lies beside it is said by `others`.
 
         Args:
             queries: sentences; a single one may be given as a string. None, or an empty one, where
@@ -191,6 +198,9 @@ class Predictor:
                 None.
             points: for each query a list of clicks (x, y) or (x, y, is_positive), in pixels, or
                 None. A click that is not positive lies beside the object.
+            others: visible masks of the objects of the image, which say where something can be
+                hidden; for each query the mask itself does not count, so that the `masks` of all
+                queries may be given. None: they are not known.
 
         Raises InputError if there is no image, as `read_requests`, if the run has an oracle head
         and no mask type is forced, and if the model lacks the completer or the outliner that is
@@ -199,6 +209,7 @@ class Predictor:
         image = self._encoded(image)
         size = image.pixels.shape[:2]
         requests = read_requests(queries, size, mask_type, masks, boxes, points)
+        neighbours = None if others is None else read_others(others, size)
         check_abstain(abstain)
         if self.outliner is None and any(request.prompt for request in requests):
             raise no_part("outliner", "this model")
@@ -211,7 +222,7 @@ class Predictor:
                 self._to_prediction(request, output, image.letterbox, abstain=abstain)
             )
         self._warn_of_truncated(predictions)
-        return name_hiders(self._with_places(predictions, requests, image))
+        return name_hiders(self._with_places(predictions, requests, image, neighbours))
 
     def complete(
         self,
@@ -256,33 +267,46 @@ class Predictor:
         return image if isinstance(image, EncodedImage) else self.encode(image)
 
     def _with_places(
-        self, predictions: Sequence[Prediction], requests: Sequence[Request], image: EncodedImage
+        self,
+        predictions: Sequence[Prediction],
+        requests: Sequence[Request],
+        image: EncodedImage,
+        neighbours: Mask | None,
     ) -> list[Prediction]:
         """Returns the predictions; those of queries with a mask, a box or clicks are about it."""
-        outlines: dict[int, tuple[Mask, float | None]] = {}
+        visible_masks: dict[int, Mask] = {}
+        outlines: dict[int, Outline] = {}
         for index, request in enumerate(requests):
             if request.mask is not None:
-                outlines[index] = request.mask, None
+                visible_masks[index] = request.mask
             elif request.prompt is not None:
                 assert self.outliner is not None  # `predict` has refused it
                 (outlines[index],) = self.outliner(image.pixels, [request.prompt])
+                visible_masks[index] = outlines[index].mask
 
-        # Two queries may mean the same object, which is no neighbour of itself. So equal masks are
-        # completed once. Arrays cannot be keys of a dict, their bytes can. There is nothing to
-        # complete where the outliner found nothing.
-        different = {mask.tobytes(): mask for mask, _ in outlines.values() if mask.any()}
-        complete_masks: dict[bytes, Mask] = {}
-        if different and self.completer is not None:
-            completed = self.completer(image.pixels, list(different.values()))
-            complete_masks = dict(zip(different, completed, strict=True))
+        # There is nothing to complete where the outliner found nothing.
+        found = [index for index, mask in visible_masks.items() if mask.any()]
+        completions: dict[int, Completion] = {}
+        if self.completer is not None:
+            completed = self.completer.complete(
+                image.pixels,
+                [visible_masks[index] for index in found],
+                neighbours=[neighbours] * len(found),
+            )
+            completions = dict(zip(found, completed, strict=True))
 
         answers = list(predictions)
-        for index, (visible, iou) in outlines.items():
-            needs_completer = iou is None or answers[index].mask_type == "amodal"
-            if self.completer is None and needs_completer:
+        for index, visible in visible_masks.items():
+            is_amodal = answers[index].mask_type == "amodal"
+            outline = outlines.get(index)
+            if self.completer is None and (outline is None or is_amodal):
                 raise no_part("completer", "this model")
-            complete = complete_masks.get(visible.tobytes())
-            answers[index] = answers[index].with_masks(visible, complete, iou)
+            answers[index] = answers[index].with_masks(
+                visible,
+                completions[index].mask if index in completions else None,
+                is_given=outline is None,
+                **judge(outline, completions.get(index), is_amodal=is_amodal)._asdict(),
+            )
         return answers
 
     # Many images.
@@ -453,6 +477,34 @@ def hash_weights(weights: nnx.State) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+class Scores(NamedTuple):
+    """What is said about a mask that was outlined or given, and perhaps completed."""
+
+    score: float | None
+    """Predicted IoU."""
+    unsure_below: float
+    hidden_probability: float | None
+    confidence: float
+    """Ranks the mask."""
+
+
+def judge(outline: Outline | None, completion: Completion | None, *, is_amodal: bool) -> Scores:
+    """Returns the scores of the mask that is asked for. `outline`: None for a given mask."""
+    score = None if outline is None else outline.iou
+    limit = UNSURE_BELOW if outline is None else outline.unsure_below
+    # What is given is right, and ranks first.
+    confidence = 1.0 if score is None else score
+    if completion is None:
+        return Scores(score, limit, None, confidence)
+    if is_amodal and outline is None:
+        score, limit = completion.iou, completion.unsure_below
+    elif is_amodal and score is not None:
+        # The completer is calibrated on true visible masks, and this one may be wrong, too.
+        score = None if completion.iou is None else score * completion.iou
+    confidence = confidence if score is None else score
+    return Scores(score, limit, completion.hidden_probability, confidence)
 
 
 def _calibrated_amodal_logit(

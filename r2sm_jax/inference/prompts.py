@@ -102,6 +102,14 @@ def read_mask(value: Any, size: tuple[int, int], name: str, *, may_be_empty: boo
     return mask
 
 
+def read_others(others: Iterable[Any], size: tuple[int, int]) -> Mask:
+    """Reads visible masks as `read_mask` does, and returns their union `[H W]`."""
+    union = np.zeros(size, bool)
+    for number, mask in enumerate(others, start=1):
+        union |= read_mask(mask, size, f"mask {number} of the others", may_be_empty=True)
+    return union
+
+
 def _to_mask(value: Any, size: tuple[int, int]) -> Mask:
     if isinstance(value, Mapping) and "segmentation" in value:
         value = masks.of_annotation(value)

@@ -7,7 +7,7 @@ one writer of dataset files writes them. Each object sees the visible masks of a
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -18,7 +18,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.coco import COCOOptions, read_coco, read_results
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.crops import count_masks
-from r2sm_jax.data.dataset import NO_NAME, ImageTruth, write
+from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance, write
 from r2sm_jax.data.images import find_image, image_folders, open_annotated
 from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.data.masks import RLE, Mask
@@ -27,7 +27,7 @@ from r2sm_jax.progress import show_progress
 
 if TYPE_CHECKING:
     # It loads JAX. The other data commands need none, and a slip in a flag should be told at once.
-    from r2sm_jax.inference.crop_models import MaskCompleter
+    from r2sm_jax.inference.crop_models import Completion, MaskCompleter
 
 MIN_OCCLUDER_SHARE = 0.1
 """Of the added part: an object whose visible mask covers as much of it hides the object."""
@@ -175,18 +175,29 @@ def complete_image(
         neighbours = Decoded(lambda rle: counts > masks.expand(rle), modal_masks.rles)
 
     completed = {}
-    complete_masks = completer.complete(pixels, modal_masks, neighbours=neighbours)
-    for instance, complete_mask in zip(objects, complete_masks, strict=True):
+    completions = completer.complete(pixels, modal_masks, neighbours=neighbours)
+    for instance, completion in zip(objects, completions, strict=True):
         modal = masks.expand(instance.modal)
         others = {number: rle for number, rle in visible.items() if number != instance.id}
-        hidden_by = find_occluders(masks.encode(complete_mask & ~modal), others)
+        hidden_by = find_occluders(masks.encode(completion.mask & ~modal), others)
         completed[instance.id] = replace(
             instance,
-            amodal=masks.encode(complete_mask),
-            fields={**instance.fields, "occluded_by": hidden_by},
+            amodal=masks.encode(completion.mask),
+            fields={**instance.fields, "occluded_by": hidden_by, **scores(instance, completion)},
         )
     instances = tuple(completed.get(i.id, i) for i in truth.instances)
     return replace(truth, instances=instances)
+
+
+def scores(instance: Instance[RLE], completion: "Completion") -> dict[str, Any]:
+    """Returns the fields of an annotation that say how sure its completion is. The score that a
+    finder gave it becomes `source_score`."""
+    if completion.iou is None:
+        return {}
+    fields = {"score": completion.iou, "hidden_probability": completion.hidden_probability}
+    if "score" in instance.fields:
+        fields["source_score"] = instance.fields["score"]
+    return fields
 
 
 def find_occluders(added: RLE, others: Mapping[int, RLE]) -> list[int]:
