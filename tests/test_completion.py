@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from stub_predictor import StubCompleter
 
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.completion import (
+    ObjectScore,
     convex_hull,
     hulls_inside_neighbours,
     methods_of,
     score_completion,
     score_object,
+    summarize,
 )
 
 
@@ -68,13 +71,21 @@ def test_completion_is_scored_over_hidden_and_other_objects_with_all_neighbours(
 
 
 def test_a_completer_is_told_all_other_masks_or_gets_a_mask_alone(image):
-    told = []
-
-    def completer(image, visible, neighbours):
-        told.append(neighbours)
-        return visible
-
+    told, completer = [], StubCompleter()
     mask = rectangle(60, 80, 10, 10, 50, 40)
     for method in methods_of(completer).values():
-        method(image, [mask], [~mask])
-    assert told[0][0] is not None and told[1] == [None]
+        (answer,) = method(image, [mask], [~mask])
+        told += completer.neighbours
+    assert told[0] is not None and told[1] is None
+    # The predicted IoU, 0.9, of a mask that is right.
+    figures = summarize([score_object(mask, mask, answer)])
+    assert figures["iou_error"] == pytest.approx(0.1) and figures["hidden_auc"] is None
+
+
+def test_the_order_of_hidden_and_other_objects_is_scored():
+    shares, probabilities = (0.5, 0.4, 0.0, 0.0), (0.9, 0.3, 0.3, 0.1)
+    scores = [
+        ObjectScore(1.0, 0.0, share, 1.0, probability)
+        for share, probability in zip(shares, probabilities, strict=True)
+    ]
+    assert summarize(scores)["hidden_auc"] == 3.5 / 4

@@ -18,7 +18,7 @@ from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE, others_o
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.evaluation.tables import COMPLETION, make_table
-from r2sm_jax.inference.crop_models import Outline
+from r2sm_jax.inference.crop_models import Completion, MaskCompleter, Outline
 from r2sm_jax.query import Click, Prompt
 
 MIN_PROMPTED_PIXELS = 64
@@ -29,7 +29,9 @@ PROMPTED_IMAGES = 25
 """Most images of a split in which objects are, evenly chosen: a click takes a fifth of a second."""
 Figures = dict[str, dict[str, Any]]
 """The figures of each method or kind of prompt."""
-Method = Callable[[np.ndarray, Sequence[Mask], Sequence[Mask | None]], Sequence[Mask]]
+Method = Callable[
+    [np.ndarray, Sequence[Mask], Sequence[Mask | None]], Sequence[Mask] | Sequence[Completion]
+]
 """Complete masks from an image, visible masks, and for each the union of all other masks, if there
 are any."""
 
@@ -57,16 +59,27 @@ class ObjectScore(NamedTuple):
     """Of what was added with what is hidden."""
     hidden_share: float
     """Share of the object that is hidden, from 0 to 1."""
+    predicted_iou: float | None = None
+    """Of the whole answer; None from a method that predicts none."""
+    hidden_probability: float | None = None
+    """As predicted; None as well."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether enough of the object is hidden."""
+        return self.hidden_share >= MIN_HIDDEN_SHARE
 
 
-def score_object(visible: Mask, truth: Mask, answer: Mask) -> ObjectScore:
+def score_object(visible: Mask, truth: Mask, answer: Mask | Completion) -> ObjectScore:
     """Scores one object. The answer counts together with the visible mask that was given."""
-    answer = answer | visible
-    return ObjectScore(
-        amodal_iou=iou(answer, truth),
-        occluded_iou=iou(answer & ~visible, truth & ~visible),
-        hidden_share=masks.occlude_rate(visible, truth),
-    )
+    if isinstance(answer, Completion):
+        scores, mask = (answer.iou, answer.hidden_probability), answer.mask
+    else:
+        scores, mask = (), answer
+    mask = mask | visible
+    hidden_share = masks.occlude_rate(visible, truth)
+    occluded_iou = iou(mask & ~visible, truth & ~visible)
+    return ObjectScore(iou(mask, truth), occluded_iou, hidden_share, *scores)
 
 
 class ObjectMasks(NamedTuple):
@@ -109,10 +122,11 @@ def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -
 
 
 def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
-    """Computes means over the hidden objects, and over those that nothing hides."""
-    hidden = [score for score in scores if score.hidden_share >= MIN_HIDDEN_SHARE]
-    rest = [score for score in scores if score.hidden_share < MIN_HIDDEN_SHARE]
-    return {
+    """Computes means over the hidden objects, and over those that nothing hides; of all of them the
+    mean error of the predicted IoU, and the AUC of the probability that a part is hidden."""
+    hidden = [score for score in scores if score.is_hidden]
+    rest = [score for score in scores if not score.is_hidden]
+    figures: dict[str, Any] = {
         "hidden": {
             "objects": len(hidden),
             "amodal_iou": mean(score.amodal_iou for score in hidden),
@@ -124,17 +138,31 @@ def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
             "amodal_iou": mean(score.amodal_iou for score in rest),
         },
     }
+    errors = []
+    for score in scores:
+        if score.predicted_iou is not None:
+            errors.append(abs(score.predicted_iou - score.amodal_iou))
+    figures["iou_error"] = mean(errors)
+    of_hidden, of_rest = (
+        np.array([score.hidden_probability for score in group], float) for group in (hidden, rest)
+    )
+    figures["hidden_auc"] = None
+    if errors and hidden and rest:
+        # The share of pairs in the right order; equal ones count half.
+        differences = of_hidden[:, None] - of_rest
+        figures["hidden_auc"] = float(((differences > 0) + 0.5 * (differences == 0)).mean())
+    return figures
 
 
-def methods_of(completer: Callable[..., Sequence[Mask]]) -> dict[str, Method]:
+def methods_of(completer: MaskCompleter) -> dict[str, Method]:
     """Makes methods of a completer: it is told all other masks of an image, or gets a mask
     alone."""
     return {
-        "with neighbours": lambda image, visible, others: completer(
-            image, visible, neighbours=others
+        "with neighbours": lambda image, visible, others: list(
+            completer.complete(image, visible, neighbours=others)
         ),
-        "alone": lambda image, visible, others: completer(
-            image, visible, neighbours=[None] * len(visible)
+        "alone": lambda image, visible, others: list(
+            completer.complete(image, visible, neighbours=[None] * len(visible))
         ),
     }
 
@@ -171,7 +199,7 @@ def convex_hull(mask: Mask) -> Mask:
 
 def mean_iou(figures: Figures) -> float:
     """Computes the mean IoU of hidden and other objects, with and without neighbours."""
-    groups = [group for of_method in figures.values() for group in of_method.values()]
+    groups = [of_method[key] for of_method in figures.values() for key in ("hidden", "not_hidden")]
     return float(np.mean([group["amodal_iou"] for group in groups if group["objects"]]))
 
 

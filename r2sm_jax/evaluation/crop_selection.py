@@ -18,7 +18,6 @@ from scipy.optimize import minimize
 
 from r2sm_jax.config import Config
 from r2sm_jax.data import masks
-from r2sm_jax.data.crops import MIN_HIDDEN_SHARE
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.calibration import MIN_VALUES, fit_iou, fit_unsure
@@ -133,11 +132,6 @@ class MeasuredObject(NamedTuple):
     predicted_iou: float | None
     hidden_logit: float | None
 
-    @property
-    def is_hidden(self) -> bool:
-        """Whether a part is hidden."""
-        return self.kept.hidden_share >= MIN_HIDDEN_SHARE
-
 
 def measure_objects(
     completer: MaskCompleter, samples: Iterable[Sample], *, with_neighbours: bool
@@ -188,17 +182,16 @@ def fit_completions(
     objects: Sequence[MeasuredObject], index: int
 ) -> tuple[KindCalibration, list[ObjectScore]]:
     """Fits the calibration of one kind of completions, at threshold `index`. Returns the scores of
-    its answers, too."""
+    its answers, too. Nothing is fitted to few objects."""
     scores = [one.completed[index] for one in objects]
-    kind = KindCalibration()
-    if not objects or objects[0].hidden_logit is None or objects[0].predicted_iou is None:
-        return kind, scores
+    has_scores = all(one.hidden_logit is not None for one in objects)
+    if len(objects) < MIN_VALUES or not has_scores:
+        return KindCalibration(), scores
 
-    is_hidden = np.array([one.is_hidden for one in objects])
+    is_hidden = np.array([one.kept.is_hidden for one in objects])
     logits = np.array([one.hidden_logit for one in objects])
     scale, shift = fit_hidden(logits, is_hidden)
-    kind = replace(kind, hidden_scale=scale, hidden_shift=shift)
-    probability = kind.hidden_probability(logits)
+    probability = KindCalibration(hidden_scale=scale, hidden_shift=shift).hidden_probability(logits)
     completed = np.array([score.amodal_iou for score in scores])
     kept = np.array([one.kept.amodal_iou for one in objects])
 
@@ -213,8 +206,13 @@ def fit_completions(
     predicted = np.array([one.predicted_iou for one in objects])
     fitted = fit_kind(predicted, np.where(is_kept, kept, completed))
     kind = replace(fitted, hidden_scale=scale, hidden_shift=shift, kept_below=float(kept_below))
-    pairs = zip(objects, scores, is_kept, strict=True)
-    return kind, [one.kept if keeps else score for one, score, keeps in pairs]
+    answers = []
+    for one, score, keeps, iou, hidden in zip(
+        objects, scores, is_kept, kind.iou(predicted), probability, strict=True
+    ):
+        answer = one.kept if keeps else score
+        answers.append(answer._replace(predicted_iou=float(iou), hidden_probability=float(hidden)))
+    return kind, answers
 
 
 # Outliner

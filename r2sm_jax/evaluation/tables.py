@@ -93,8 +93,14 @@ COMPLETION = {
     "occluded IoU": "hidden/occluded_iou",
     "others": "not_hidden/objects",
     "amodal IoU of others": "not_hidden/amodal_iou",
+    "error of the predicted IoU": "iou_error",
+    "AUC of what is hidden": "hidden_auc",
 }
-PROMPTS = {"objects": "objects", "modal IoU": "iou"}
+PROMPTS = {
+    "objects": "objects",
+    "modal IoU": "iou",
+    "error of the predicted IoU": "iou_error",
+}
 PAPER_TABLE_2 = {
     "All gIoU": "all/giou",
     "All cIoU": "all/ciou",
