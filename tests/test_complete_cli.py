@@ -229,6 +229,7 @@ def test_results_find_their_image_by_its_name(place, command, image_ids):
     for annotation in records["annotations"]:
         assert 0 < annotation["score"] < 1 and 0 < annotation["hidden_probability"] < 1
     assert records["categories"] == [{"id": 1, "name": "object"}]
+    assert "results.json: all objects are called 'object'; give the COCO file" in end.err
 
 
 def test_results_of_a_coco_file_and_a_least_score(place, command):

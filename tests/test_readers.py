@@ -338,6 +338,10 @@ def spoilt(name: str) -> Any:
             content["images"][0]["file_name"] = "../a.jpg"
         case "larger":
             annotations[0]["segmentation"] = masks.encode(np.ones((24, 34), bool))
+        case "nameless":
+            annotations[0]["id"] = None
+        case "named_twice":
+            content["categories"].append({"id": content["categories"][0]["id"], "name": "crate"})
         case "spelt":
             counts = annotations[0]["segmentation"]["counts"]
             annotations[0]["segmentation"]["counts"] = str(counts.encode())
@@ -359,6 +363,8 @@ REFUSALS = [
     ("cocoa-cls turned.json", "bboxes contradict their masks"),
     ("cocoa-cls outside.json", "leads out of the image folder"),
     ("cocoa-cls larger.json", "24 x 34 reaches out; use --oversize crop"),
+    ("cocoa-cls nameless.json", "'id' is missing"),
+    ("cocoa-cls named_twice.json", "and 'crate'; give each an id of its own"),
     ("cocoa-cls spelt.json", "write counts.decode"),
     ("cocoa-cls cocoa-cls.json --images cocoa", "40 pixels high and 60 wide, but"),
     ("cocoa-cls cocoa-cls.json --images reasonseg", "a.jpg is not in reasonseg"),

@@ -96,7 +96,7 @@ def read_coco(
         raise InputError(f"{path}: there are no 'regions' of COCOA, or no 'images' of COCO in it")
     annotations = _dicts(data, "annotations")
     fields = _mask_fields(path, annotations, options)
-    names = {c["id"]: c["name"] for c in _dicts(data, "categories")}
+    names = _category_names(path, data)
     if not names and options.kind == "kins":
         names = KINS_CATEGORIES
 
@@ -160,7 +160,7 @@ def read_results(
     results = load_json(path, "a COCO results file")
     listing = {} if listed_in is None else load_json(listed_in, "the COCO file of the results")
     listed = {image["id"]: image for image in _dicts(listing, "images")}
-    names = {c["id"]: c["name"] for c in _dicts(listing, "categories")}
+    names = _category_names(listed_in or path, listing)
     files = {} if listed else _files_by_stem(images_dir)
 
     of_images = defaultdict(list)
@@ -173,6 +173,9 @@ def read_results(
             )
         if not min_score or score >= min_score:
             of_images[result.get("image_id")].append(result | {"id": number})
+    if not names and any("category_id" in result for result in results):
+        remedy = "give the COCO file that names their classes as --annotations"
+        collector.note(str(path), f"all objects are called {NO_NAME!r}; {remedy}")
     first_new = max((key for key in of_images if isinstance(key, int)), default=0) + 1
     comparison = MaskComparison()
     for key, of_image in of_images.items():
@@ -271,6 +274,17 @@ def _dicts(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
 
 
+def _category_names(path: Path, data: Mapping[str, Any]) -> dict[int, str]:
+    """The names of the categories of a file by id. Raises InputError for an id with two names."""
+    names: dict[int, str] = {}
+    for category in _dicts(data, "categories"):
+        number, name = category["id"], category["name"]
+        if names.setdefault(number, name) != name:
+            both = f"{names[number]!r} and {name!r}"
+            raise InputError(f"{path}: category {number} is {both}; give each an id of its own")
+    return names
+
+
 def _mask_fields(
     path: Path, annotations: Sequence[Mapping[str, Any]], options: COCOOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -344,6 +358,8 @@ def _read_instance(
         if flag is None:
             raise ValueError(f"its {name} is {annotation[name]!r}; write 0 or 1")
     ignore = flags["ignore"] or (flags["iscrowd"] and not options.crowds_are_objects)
+    if annotation["id"] is None:
+        raise KeyError("id")
     category_id = annotation["category_id"]
     if names and category_id not in names:
         raise ValueError(f"its category_id {category_id!r} is none of the file's categories")
