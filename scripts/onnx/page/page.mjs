@@ -105,34 +105,47 @@ async function openMask(file) {
   const canvas = new OffscreenCanvas(width, height);
   const drawing = canvas.getContext("2d");
   drawing.drawImage(picture, 0, 0);
-  const { data } = drawing.getImageData(0, 0, width, height);
-  clearMask();
-  for (let place = 0; place < width * height; place++) {
-    state.visible[place] = data[4 * place] > 127 ? 1 : 0;
+  const levels = levelsOf(drawing.getImageData(0, 0, width, height).data);
+  const highest = levels.reduce((one, other) => Math.max(one, other));
+  if (highest === 0) {
+    throw new Error("The mask is black everywhere; draw what shows of the object in white.");
   }
+  if (levels.filter((level) => level > 0 && level < highest).length > levels.length / 2) {
+    throw new Error("Most of the mask is neither black nor white, as in a photo; draw a mask.");
+  }
+  const visible = levels.map((level) => (2 * level > highest ? 1 : 0));
+  const corners = [0, width - 1, (height - 1) * width, height * width - 1];
+  if (corners.every((place) => visible[place])) {
+    throw new Error("All corners of the photo are mask; are black and white inverted?");
+  }
+  clearMask();
+  state.visible.set(visible);
   draw();
 }
 
-// Tells photos from masks: a PNG in grey is a mask where there is a photo already.
-async function openDropped(file) {
-  if (state.photo && file.type === "image/png" && (await isGrey(file))) {
-    await openMask(file);
-  } else {
-    await openPhoto(file);
+// How much each pixel belongs to a drawn mask, as `predict --mask` reads it: the transparency where
+// it varies, or else the brightest channel.
+function levelsOf(data) {
+  const alpha = data.filter((_, index) => index % 4 === 3);
+  if (alpha.some((value) => value !== alpha[0])) {
+    return alpha;
   }
+  return alpha.map((_, place) => Math.max(...data.subarray(4 * place, 4 * place + 3)));
 }
 
-async function isGrey(file) {
+// Tells masks from photos: a picture in grey or two colours is a mask.
+async function isDrawn(file) {
   const picture = await createImageBitmap(file);
   const drawing = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
   drawing.drawImage(picture, 0, 0);
   const { data } = drawing.getImageData(0, 0, picture.width, picture.height);
-  for (let i = 0; i < data.length; i += 4) {
-    if (data[i] !== data[i + 1] || data[i] !== data[i + 2]) {
-      return false;
-    }
+  const colours = new Set();
+  let isGrey = true;
+  for (let i = 0; i < data.length && (isGrey || colours.size <= 2); i += 4) {
+    colours.add(data.subarray(i, i + 4).join());
+    isGrey &&= data[i] === data[i + 1] && data[i] === data[i + 2];
   }
-  return true;
+  return isGrey || colours.size <= 2;
 }
 
 function clearMask() {
@@ -266,8 +279,15 @@ ELEMENTS.stage.addEventListener("dragover", (event) => event.preventDefault());
 ELEMENTS.stage.addEventListener("drop", (event) => {
   event.preventDefault();
   attempt(async () => {
-    for (const file of event.dataTransfer.files) {
-      await openDropped(file);
+    // A photo that comes with its mask is opened first.
+    const files = [...event.dataTransfer.files];
+    const drawn = new Map();
+    for (const file of files) {
+      drawn.set(file, file.type === "image/png" && (await isDrawn(file)));
+    }
+    files.sort((one, other) => drawn.get(one) - drawn.get(other));
+    for (const file of files) {
+      await (state.photo && drawn.get(file) ? openMask(file) : openPhoto(file));
     }
   });
 });
