@@ -2,8 +2,8 @@
 fitted to its answers there, for each kind of answers alone.
 
 The completer gets the threshold of its logits as well, and the probability of a hidden part below
-which it keeps a given mask. Objects that nothing hides count as much as hidden ones in both: what
-is added to them is wrong.
+which it keeps a given mask. Objects that nothing hides count as well as hidden ones: what is added
+to them is wrong.
 """
 
 from collections.abc import Iterable, Sequence
@@ -192,27 +192,28 @@ def fit_completions(
     logits = np.array([one.hidden_logit for one in objects])
     scale, shift = fit_hidden(logits, is_hidden)
     probability = KindCalibration(hidden_scale=scale, hidden_shift=shift).hidden_probability(logits)
-    completed = np.array([score.amodal_iou for score in scores])
-    kept = np.array([one.kept.amodal_iou for one in objects])
 
-    def mean_of_both(kept_below: float) -> float:
-        iou = np.where(probability < kept_below, kept, completed)
-        return float(
-            np.mean([iou[group].mean() for group in (is_hidden, ~is_hidden) if any(group)])
-        )
+    def answers_at(kept_below: float) -> list[ObjectScore]:
+        pairs = zip(objects, scores, probability < kept_below, strict=True)
+        return [one.kept if keeps else score for one, score, keeps in pairs]
 
-    kept_below = max(KEPT_BELOW, key=mean_of_both)
-    is_kept = probability < kept_below
+    # The IoU of the hidden part counts, too: that of the whole hardly falls where a small hidden
+    # part is lost.
+    def mean_figure(kept_below: float) -> float:
+        figures = summarize(answers_at(kept_below))
+        hidden, rest = figures["hidden"], figures["not_hidden"]
+        values = hidden["amodal_iou"], hidden["occluded_iou"], rest["amodal_iou"]
+        return float(np.mean([value for value in values if value is not None]))
+
+    kept_below = float(max(KEPT_BELOW, key=mean_figure))
+    answers = answers_at(kept_below)
     predicted = np.array([one.predicted_iou for one in objects])
-    fitted = fit_kind(predicted, np.where(is_kept, kept, completed))
-    kind = replace(fitted, hidden_scale=scale, hidden_shift=shift, kept_below=float(kept_below))
-    answers = []
-    for one, score, keeps, iou, hidden in zip(
-        objects, scores, is_kept, kind.iou(predicted), probability, strict=True
-    ):
-        answer = one.kept if keeps else score
-        answers.append(answer._replace(predicted_iou=float(iou), hidden_probability=float(hidden)))
-    return kind, answers
+    fitted = fit_kind(predicted, np.array([answer.amodal_iou for answer in answers]))
+    kind = replace(fitted, hidden_scale=scale, hidden_shift=shift, kept_below=kept_below)
+    judged = []
+    for answer, iou, hidden in zip(answers, kind.iou(predicted), probability, strict=True):
+        judged.append(answer._replace(predicted_iou=float(iou), hidden_probability=float(hidden)))
+    return kind, judged
 
 
 # Outliner
