@@ -72,7 +72,7 @@ AVERAGE = 0.999
 """Weights are averaged over about the last thousand steps."""
 
 # The completer's examples
-UNHIDDEN_KEPT = 0.35  # share of the examples without a hidden part that training uses
+UNHIDDEN_KEPT = 0.7  # share of the examples without a hidden part that training uses
 JITTER_SCALE = (0.8, 1.3)  # of the crop's side
 JITTER_SHIFT = 0.1  # of the crop's side, each way
 # Given masks as they are in life: noise moves their outline, parts of them are missing.
