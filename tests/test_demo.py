@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from stub_predictor import StubOutliner, StubPredictor
+from stub_predictor import StubCompleter, StubOutliner, StubPredictor
 
 from r2sm_jax import demo
 from r2sm_jax.data import masks
@@ -60,7 +60,7 @@ def test_clicks_and_corners_are_places_of_the_photo(page, file, monkeypatch):
         return predict(*arguments, **prompts)
 
     monkeypatch.setattr(page.predictor, "predict", record)
-    monkeypatch.setattr(page.predictor, "completer", lambda image, visible, **_: list(visible))
+    monkeypatch.setattr(page.predictor, "completer", StubCompleter())
     for place, kind in [((100, 200), ON), ((10, 20), BESIDE)]:
         photo, _ = page.add_click(photo, kind, place)
     page.answer(photo, "", "auto", None)
@@ -76,13 +76,14 @@ def test_clicks_and_corners_are_places_of_the_photo(page, file, monkeypatch):
 
 
 def test_a_given_mask_is_kept(page, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(page.predictor, "completer", lambda image, visible, **_: list(visible))
+    monkeypatch.setattr(page.predictor, "completer", StubCompleter())
     given = np.zeros(SIZE, np.uint8)
     given[10:40, 20:60] = 255
     Image.fromarray(given).save(tmp_path / "mask.png")
     photo, _ = page.open_photo(file)
-    *_, path = page.answer(photo, QUERY, "auto", str(tmp_path / "mask.png"))
+    _, words, _, path = page.answer(photo, QUERY, "amodal", str(tmp_path / "mask.png"))
     np.testing.assert_array_equal(masks_of(path)["modal"], given > 0)
+    assert "predicted IoU 0.90, probability of a hidden part 0.25" in words
 
 
 def test_what_cannot_be_answered_is_told(page, file, tmp_path):
