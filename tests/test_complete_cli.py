@@ -14,7 +14,8 @@ from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.inference.crop_models import MaskCompleter
+from r2sm_jax.inference import load
+from r2sm_jax.inference.crop_models import MaskCompleter, Outline
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.tools.complete import find_occluders
 
@@ -244,6 +245,35 @@ def test_results_of_a_coco_file_and_a_least_score(place, command):
     assert [category["name"] for category in records["categories"]] == ["mug"]
 
 
+def test_boxes_of_a_detector_are_outlined_first(place, command, refused, completer, monkeypatch):
+    """What shows in a box is drawn by the outliner, here its left half; a mask stays as it is."""
+
+    def outline(pixels, prompts):
+        np.testing.assert_array_equal(pixels, PIXELS[0])
+        x0, y0, x1, y1 = map(int, prompts[0].box)
+        return [Outline(rectangle(x0, y0, (x0 + x1) // 2, y1), 0.7)]
+
+    parts = {"completer": completer, "outliner": outline}
+    monkeypatch.setattr(load, "load_part", lambda model, part: parts[part])
+    entries = results()
+    del entries[0]["segmentation"]
+    entries[0]["bbox"] = masks.coco_box(MUG)
+    end = command(main, "complete", write("results.json", entries), *FLAGS)
+    assert end.code == 0, end.err
+    drawn, given = (completed_by_id()[number] for number in (1, 2))
+    visible = rectangle(10, 10, 20, 40)
+    np.testing.assert_array_equal(masks.decode(drawn["visible_mask"]), visible)
+    np.testing.assert_array_equal(masks.decode(given["visible_mask"]), BOX)
+    expected, _ = completer(PIXELS[0], [visible, BOX], neighbours=[BOX, visible])
+    np.testing.assert_array_equal(masks.decode(drawn["segmentation"]), expected)
+    assert drawn["visible_score"] == 0.7 and drawn["source_score"] == 0.9 != drawn["score"]
+    assert drawn["visible_mask_from"] == "bbox" and "visible_score" not in given
+
+    entries[0]["bbox"] = [10, 10, -5, 30]
+    message = refused(main, "complete", write("results.json", entries), *FLAGS, "--overwrite")
+    assert "result 1: its bbox is [10, 10, -5, 30]; give x, y, width and height" in message
+
+
 def test_a_folder_of_masks(place, command):
     Path("masks/000000000001").mkdir(parents=True)
     Image.fromarray(MUG).save("masks/000000000001/0.png")
@@ -287,7 +317,7 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["COCO", *flags(model="photos")], "photos"),
         (["COCO", *FLAGS, "--annotations", "COCO"], "--annotations"),
         (["COCO", *flags(out="COCO")], "--overwrite"),
-        (["BOXES", *FLAGS], "it has no mask"),
+        (["BOXES", *FLAGS], "completer has no outliner"),
         (["RESULTS", *FLAGS], "no image has this name"),
         (["NAMELESS", *FLAGS], "image None: no image has this name"),
         (["OTHER", *FLAGS], "there are no masks to complete|no 'regions'"),

@@ -9,6 +9,7 @@ of these under `annotations`, beside their `images`. Its masks are flat polygons
 `visible_mask` stands only where a region is occluded.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ IDS = {"id", "image_id", "category_id"}
 FLAGS = ("ignore", "iscrowd")
 REPLACED = {*AMODAL_FIELDS, *BOTH_MASKS, *IDS, *FLAGS, "bbox", "area", "attributes", "name"}
 """Fields that a new file states anew; other numbers and words are kept."""
+DRAWN_FROM = "visible_mask_from"
+"""Field of a result that has no mask: what its mask is drawn from."""
 KINS_CATEGORIES = {
     1: "cyclist",
     2: "pedestrian",
@@ -150,7 +153,8 @@ def read_results(
     min_score: float = 0.0,
     collector: Collector | None = None,
 ) -> Iterator[ImageTruth]:
-    """Reads COCO results, a list of masks with `image_id`, as visible masks; ids count from 1.
+    """Reads COCO results, a list of masks with `image_id`, as visible masks; ids count from 1. The
+    mask of a result that has a box alone is the box, and its field `DRAWN_FROM` says so.
 
     `listed_in` is the COCO file with their images and categories. Without it an image is the file
     that is named as the id, with or without zeros before it. Ids that are names get numbers above
@@ -199,6 +203,8 @@ def read_results(
                 with collector.record(f"{path}: {name}"):
                     options = COCOOptions(kind="coco")
                     fields = (), ("segmentation",)
+                    if result.get("segmentation") is None and "bbox" in result:
+                        result |= {"segmentation": [_corners(result["bbox"])], DRAWN_FROM: "bbox"}
                     instance = _read_instance(result, size, fields, names, options)
                     comparison.add(name, instance.modal, None)
                     instances.append(instance)
@@ -206,6 +212,14 @@ def read_results(
             first_new += image_id == first_new
             yield ImageTruth(image_id, file_name, size, tuple(instances), ())
     check(path, comparison.contradictions())
+
+
+def _corners(box: Sequence[float]) -> list[float]:
+    """The polygon of a box x y width height. Raises ValueError for anything else."""
+    if len(box) != 4 or not all(map(math.isfinite, box)) or min(box[2:]) <= 0:
+        raise ValueError(f"its bbox is {box}; give x, y, width and height in pixels")
+    x, y, width, height = box
+    return [x, y, x + width, y, x + width, y + height, x, y + height]
 
 
 def _files_by_stem(folder: Path) -> Mapping[Any, list[Path]]:

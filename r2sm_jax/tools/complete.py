@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.cli import parse_shard
 from r2sm_jax.data import masks
-from r2sm_jax.data.coco import COCOOptions, read_coco, read_results
+from r2sm_jax.data.coco import DRAWN_FROM, COCOOptions, read_coco, read_results
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.crops import count_masks
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance, write
@@ -24,10 +24,11 @@ from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite
 from r2sm_jax.progress import show_progress
+from r2sm_jax.query import Prompt
 
 if TYPE_CHECKING:
     # It loads JAX. The other data commands need none, and a slip in a flag should be told at once.
-    from r2sm_jax.inference.crop_models import Completion, MaskCompleter
+    from r2sm_jax.inference.crop_models import Completion, MaskCompleter, MaskOutliner
 
 MIN_OCCLUDER_SHARE = 0.1
 """Of the added part: an object whose visible mask covers as much of it hides the object."""
@@ -51,8 +52,8 @@ def complete(
     """Completes the visible masks of a data set: an amodal draft of it, with the ids that it has.
 
     Args:
-        source: A COCO instances file, a COCO results file, or a folder of mask PNGs, named
-            IMAGE/anything.png or IMAGE_1.png after the image.
+        source: A COCO instances file, a COCO results file of masks or of boxes, or a folder of mask
+            PNGs, named IMAGE/anything.png or IMAGE_1.png after the image.
         out: The dataset file to write.
         images: Folder of the images.
         model: A model that has a completer: an export, a released model, or the run folder of a
@@ -91,12 +92,14 @@ def complete(
     # Of the whole source, so that a class has one id in the files of all shards.
     names = [" ".join(i.category.split()) or NO_NAME for t in truths for i in t.instances]
     categories = {name: number for number, name in enumerate(dict.fromkeys(names), start=1)}
+    drawn = [DRAWN_FROM in i.fields for truth in truths for i in truth.instances]
+    outliner = load_part(model, "outliner") if any(drawn) else None
     completed = []
     truths = truths[first - 1 :: step]
     with show_progress("completing objects of images", len(truths)) as advance:
         for truth in truths:
             with collector.record(f"{source}: image {truth.image_id}", is_new=False):
-                completed.append(complete_image(completer, images, truth, str(source)))
+                completed.append(complete_image(completer, outliner, images, truth, str(source)))
             advance(1)
     collector.check(max_bad)
     collector.print()
@@ -152,13 +155,17 @@ class Decoded(Sequence[Mask]):
 
 
 def complete_image(
-    completer: "MaskCompleter", images_dir: Path, truth: ImageTruth, source: str
+    completer: "MaskCompleter",
+    outliner: "MaskOutliner | None",
+    images_dir: Path,
+    truth: ImageTruth,
+    source: str,
 ) -> ImageTruth:
     """Completes the objects of one image, and says which object hides which.
 
-    Crowds and ignored regions stay as they are, and count as objects that can hide others. So do
-    objects of which nothing shows, which hide nothing. Raises InputError for an image that cannot
-    be read.
+    What shows in a box is outlined first. Crowds and ignored regions stay as they are, and count as
+    objects that can hide others. So do objects of which nothing shows, which hide nothing. Raises
+    InputError for an image that cannot be read.
     """
     if not truth.instances:
         return truth
@@ -166,6 +173,9 @@ def complete_image(
     if path is None:
         raise InputError(f"{truth.file_name} is not in {images_dir}")
     pixels: UInt8[np.ndarray, "H W 3"] = open_annotated(path, truth.size, source)
+    if outliner is not None:
+        instances = tuple(outline(outliner, pixels, one) for one in truth.instances)
+        truth = replace(truth, instances=instances)
     visible = {instance.id: instance.modal for instance in truth.instances}
     objects = [i for i in truth.instances if not i.ignore and any(masks.areas([i.modal]))]
     modal_masks = Decoded(masks.expand, [instance.modal for instance in objects])
@@ -187,6 +197,19 @@ def complete_image(
         )
     instances = tuple(completed.get(i.id, i) for i in truth.instances)
     return replace(truth, instances=instances)
+
+
+def outline(outliner: "MaskOutliner", pixels: np.ndarray, instance: Instance[RLE]) -> Instance[RLE]:
+    """Draws what shows in the box of an object that has nothing but one; others stay as they are.
+
+    Its `visible_score` is the predicted IoU. Where the outliner finds nothing the mask is empty.
+    """
+    if DRAWN_FROM not in instance.fields:
+        return instance
+    box = masks.box(masks.expand(instance.modal))
+    (drawn,) = outliner(pixels, [Prompt(box)])
+    fields = {**instance.fields, "visible_score": drawn.iou}
+    return replace(instance, modal=masks.encode(drawn.mask), fields=fields)
 
 
 def scores(instance: Instance[RLE], completion: "Completion") -> dict[str, Any]:
