@@ -25,7 +25,7 @@ from r2sm_jax import evaluate, export as export_command, predict
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import export as exports, load as loading, model_folder, stablehlo
-from r2sm_jax.inference.crop_models import MaskCompleter
+from r2sm_jax.inference.crop_models import CompleterCalibration, KindCalibration, MaskCompleter
 from r2sm_jax.inference.export import add_parts, export, to_compact
 from r2sm_jax.inference.load import (
     UNIT,
@@ -485,6 +485,8 @@ def completed(completer: MaskCompleter) -> np.ndarray:
 
 def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp_path):
     source = RELEASED / "photos-small"
+    calibration = CompleterCalibration(alone=KindCalibration(kept_below=0.25))
+    completer = completer.updated(calibration=calibration)
     add_parts(source, tmp_path / "new", {"completer": completer})
     names = {path.name for path in source.iterdir()}
     assert {path.name for path in (tmp_path / "new").iterdir()} == names
@@ -499,6 +501,9 @@ def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp
     assert stored == released
     opened = load_part(tmp_path / "new", "completer")
     assert opened.config == completer.config and opened.threshold == -2
+    assert opened.calibration == calibration
+    # Nothing was fitted to the parts of the export.
+    assert load_part(source, "completer").calibration == CompleterCalibration()
     assert completed(opened).sum() == pytest.approx(completed(completer).sum(), rel=0.05)
 
 
