@@ -31,6 +31,7 @@ def get_config() -> Config:
                 efficientnet_frozen_to=8,
             ),
             decoder=DecoderConfig(refine_exponent=1.0),
+            classifier=True,
         ),
         data=DataConfig(scenes=3072, mirror=False, text_only_queries=28000),
         optimizer=OptimizerConfig(

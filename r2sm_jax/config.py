@@ -213,6 +213,10 @@ class ModelConfig:
     """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. Parameters, softmax and losses stay float32."""
+    classifier: bool = False
+    """Let the published classifier of EfficientNet, which knows 1,000 classes, have a say in
+    whether what a sentence names is there (models/classifier.py). With `--init` as in the run that
+    is started from."""
     completer: CompleterConfig = field(default_factory=CompleterConfig)
     outliner: OutlinerConfig = field(default_factory=OutlinerConfig)
 
@@ -500,6 +504,9 @@ def check_model(model: ModelConfig) -> None:
         ),
         "--model.vision.efficientnet and --model.vision.encoder efficientnet go together; give "
         "both or neither": (vision.efficientnet is None) == (vision.encoder != "efficientnet"),
+        "--model.classifier is that of EfficientNet; give --model.vision.encoder efficientnet": (
+            vision.encoder == "efficientnet" or not model.classifier
+        ),
     }
     for remedy, is_kept in rules.items():
         if not is_kept:

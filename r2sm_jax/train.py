@@ -65,7 +65,11 @@ def train(config: Config) -> Path:
     config = resolve_auto(config)
     earlier = find_run(config) if config.resume else config.init and find_folder(config.init)
     known = read_config(earlier).model if earlier else None
-    config = replace(config, model=fill_sizes(config.model, known))
+    model = fill_sizes(config.model, known)
+    if known is not None:
+        # Its constants come with the weights, from a run that may be older than it is.
+        model = replace(model, classifier=known.classifier)
+    config = replace(config, model=model)
     check_same(flatten_dict(to_json(config), sep="."))
     mesh = make_mesh(config.train, config.distributed.fsdp)
 

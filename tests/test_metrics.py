@@ -10,7 +10,7 @@ from r2sm_jax.data.dataset import Instance
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, overlap
-from r2sm_jax.evaluation.report import leak, pair_figures, split_figures
+from r2sm_jax.evaluation.report import leak, pair_figures, presence_figures, split_figures
 from r2sm_jax.evaluation.scorer import Answer, Pair, QueryResult, QueryTruth, score
 from r2sm_jax.query import Query
 
@@ -275,3 +275,21 @@ def test_the_predicted_iou_of_an_oracle_has_no_error():
     assert figures["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)
     assert [(p["queries"], p["confidence"]) for p in figures["curve"]] == [(3, 1.0)]
     assert split_figures(not_counted)["predicted_iou"] == {"error": None, "curve": []}
+
+
+def test_presence_figures_by_hand():
+    """One of 20 targets has a lower presence than one absent thing, and the same as another."""
+    there = score_masks((LEFT, LEFT), (TOP, TOP))
+    absent = score_masks((EMPTY, EMPTY), (EMPTY, EMPTY))
+    values = [(there, 0.3)] + [(there, 0.6 + n / 100) for n in range(19)]
+    values += [(absent, presence) for presence in (0.1, 0.2, 0.3, 0.5)]
+    results = []
+    for result, presence in values:
+        results.append(replace(result, said=result.said._replace(presence=presence)))
+    figures = presence_figures(results)
+    assert figures.pop("auc") == pytest.approx(1 - 1.5 / 80)
+    # The limit lies between the lowest target and the next one, near to that.
+    expected = {"queries": 20, "absent_queries": 4, "refused_at_95": 1.0, "refused_at_90": 1.0}
+    assert figures == expected
+    assert presence_figures(results[:20])["auc"] is None
+    assert presence_figures([there, absent])["queries"] == 0

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from r2sm_jax.models.classifier import HIDDEN_DIM, NUM_CLASSES
+
 DIMS = (4, 6, 6, 8, 10, 12, 14, 16)
 """Channels after each block; the second stage has two blocks."""
 
@@ -27,9 +29,7 @@ def tiny_tensors() -> dict[str, np.ndarray]:
         add(f"{block}._depthwise_conv", f"{block}._bn1", inner, 1, size, size)
         add(f"{block}._project_conv", f"{block}._bn2", out, inner, 1, 1)
         dim = out
-    add("_conv_head", "_bn1", 20, dim, 1, 1)
-    tensors["_fc.weight"], tensors["_fc.bias"] = (
-        np.zeros((5, 20), np.float32),
-        np.zeros(5, np.float32),
-    )
+    add("_conv_head", "_bn1", HIDDEN_DIM, dim, 1, 1)
+    tensors["_fc.weight"] = rng.normal(size=(NUM_CLASSES, HIDDEN_DIM)).astype(np.float32) / 35
+    tensors["_fc.bias"] = rng.normal(size=NUM_CLASSES).astype(np.float32)
     return tensors

@@ -40,7 +40,7 @@ RIGHT_SHARE = 0.8
 """The share of right answers among those that are not called unsure."""
 MIN_SURE = 10
 """So many answers are not called unsure, else all are: the share among fewer says little."""
-ALWAYS_PRESENT = 10.0
+ALWAYS_PRESENT = 20.0
 """A bias of the presence logit with which no mask is empty for want of presence."""
 
 

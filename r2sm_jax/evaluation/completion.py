@@ -17,6 +17,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE, others_of
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.evaluation.decisions import area_under_curve
 from r2sm_jax.evaluation.tables import COMPLETION, make_table
 from r2sm_jax.inference.crop_models import Completion, MaskCompleter, Outline
 from r2sm_jax.query import Click, Prompt
@@ -148,9 +149,7 @@ def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
     )
     figures["hidden_auc"] = None
     if errors and hidden and rest:
-        # The share of pairs in the right order; equal ones count half.
-        differences = of_hidden[:, None] - of_rest
-        figures["hidden_auc"] = float(((differences > 0) + 0.5 * (differences == 0)).mean())
+        figures["hidden_auc"] = area_under_curve(of_hidden, of_rest)
     return figures
 
 

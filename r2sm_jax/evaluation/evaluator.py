@@ -143,6 +143,7 @@ def score_prediction(prediction: Prediction, truth: QueryTruth) -> QueryResult:
         prediction.amodal_probability,
         prediction.score,
         prediction.candidates,
+        prediction.presence,
     )
     return score(answer, truth)
 

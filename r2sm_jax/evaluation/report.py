@@ -22,7 +22,11 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 import r2sm_jax
-from r2sm_jax.evaluation.decisions import calibration_curve, mask_type_scores
+from r2sm_jax.evaluation.decisions import (
+    area_under_curve,
+    calibration_curve,
+    mask_type_scores,
+)
 from r2sm_jax.evaluation.instances import (
     cgf1_figures,
     instance_figures,
@@ -46,6 +50,12 @@ MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.
 """Upper edges of the occlusion bins. An edge belongs to the bin below it."""
 MAX_AREA = {"small": 32**2, "medium": 96**2, "large": 1e10}
 """Upper edges of the bins by area of the target in pixels, as in COCO."""
+
+PRESENCE_SPLITS = ("all", "val", "val_absent")
+"""Whose queries together say how well presence is known. In the other splits names are new, or
+hard."""
+FOUND = (0.95, 0.90)
+"""The shares of what is there that are found where refusals are compared."""
 
 Results = Sequence[QueryResult]
 OTHER_TYPE: dict[MaskType, MaskType] = {"modal": "amodal", "amodal": "modal"}
@@ -315,6 +325,25 @@ def predicted_iou_figures(results: Results) -> dict[str, Any]:
     return {"error": error, "curve": calibration_curve(predicted, predicted, iou)}
 
 
+def presence_figures(results: Results) -> dict[str, Any]:
+    """Computes how well `presence` tells queries that have a target from those without.
+
+    `refused_at_95`: the share of those without whose presence is below the limit above which 95 %
+    of the others are. None where one of the two kinds is missing, or presence is not said.
+    """
+    said = [result for result in results if result.said.presence is not None]
+    presence = np.array([result.said.presence for result in said], float)
+    has_target = np.array([result.overlap.truth > 0 for result in said], bool)
+    there, absent = presence[has_target], presence[~has_target]
+    is_known = len(there) > 0 and len(absent) > 0
+    figures: dict[str, Any] = {"queries": len(there), "absent_queries": len(absent)}
+    figures["auc"] = area_under_curve(there, absent) if is_known else None
+    for share in FOUND:
+        refused = float((absent < np.quantile(there, 1 - share)).mean()) if is_known else None
+        figures[f"refused_at_{round(100 * share)}"] = refused
+    return figures
+
+
 # The whole report
 
 
@@ -347,7 +376,15 @@ def make_report(
         "benchmark": benchmarks,
         "version": r2sm_jax.__version__,
     }
-    return {"splits": splits, "sentences": dict(sentences or {}), "meta": meta}
+    pooled = []
+    for name in PRESENCE_SPLITS:
+        pooled += evaluated[name].results if name in evaluated else []
+    return {
+        "splits": splits,
+        "presence": presence_figures(pooled),
+        "sentences": dict(sentences or {}),
+        "meta": meta,
+    }
 
 
 def find_benchmark(num_images: int, figures: Mapping[str, Any]) -> str | None:

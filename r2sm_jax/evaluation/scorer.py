@@ -122,6 +122,8 @@ class Answer(NamedTuple):
     predicted_iou: float | None = None
     candidates: Sequence[Candidate] = ()
     """The instances that it detects."""
+    presence: float | None = None
+    """Probability that the query has a target."""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,13 @@ PRESENCE = {
     "refused, of what is not": "variants/gres/no_target_accuracy",
     "error of the predicted IoU": "predicted_iou/error",
 }
+KNOWN = {
+    "queries": "queries",
+    "of what is not there": "absent_queries",
+    "AUC": "auc",
+    "refused, where 95 % of what is there is found": "refused_at_95",
+    "where 90 % is found": "refused_at_90",
+}
 COMPLETION = {
     "hidden objects": "hidden/objects",
     "amodal IoU": "hidden/amodal_iou",
@@ -183,6 +190,8 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
     for name, breakdown in by_group(splits, "breakdowns"):
         kinds += [(f"{name}: {group}", figures) for group, figures in breakdown.items()]
 
+    presence = report["presence"]
+    pooled = [] if presence["auc"] is None else [("all, val and val_absent", presence)]
     other_decisions = "The same masks with another decision, and true masks of one type for all"
     tables = [
         make_table("Masks", by_type(splits), MASKS),
@@ -190,6 +199,7 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
         make_table("Mask type", decided(report).items(), DECISIONS),
         make_table("Decision and masks together", splits.items(), JOINT),
         make_table("Is it there, and how good is the mask?", splits.items(), PRESENCE),
+        make_table("Does presence tell what is there from what is not?", pooled, KNOWN),
         make_table(f"{other_decisions} (gIoU / cIoU)", splits.items(), references),
         make_table("Completion of true visible masks", by_group(splits, "completion"), COMPLETION),
         make_table("Visible masks by prompt", by_group(splits, "prompts"), PROMPTS),

@@ -185,13 +185,14 @@ def to_numpy(weights: Any) -> dict[str, np.ndarray]:
 
 
 def to_compact(weights: Tensors, published: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Returns what a compact export stores of some weights: in float16 all that differ from the
-    published ones, which a user finds by name."""
+    """Returns what a compact export stores of some weights: in float16, or as the integers that
+    they are, all that differ from the published ones, which a user finds by name."""
     stored = {}
     for name, value in weights.items():
         # By value: what is frozen in this run may have been trained in an earlier one.
         if name not in published or not np.array_equal(value, published[name]):
-            stored[name] = value.astype(np.float16)
+            is_float = np.issubdtype(value.dtype, np.floating)
+            stored[name] = value.astype(np.float16) if is_float else value
     return stored
 
 

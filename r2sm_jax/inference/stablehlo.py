@@ -61,7 +61,8 @@ def export_functions(run: Run) -> dict[str, bytes]:
         return load_text_encoder(text_folder, tensors).float16_states(ids, mask, config.text.layers)
 
     def encode_image(tensors: Tensors, image: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
-        return model_of(tensors).encode_image(image, valid)._asdict()
+        features = model_of(tensors).encode_image(image, valid)._asdict()
+        return {name: value for name, value in features.items() if value is not None}
 
     def answer(
         tensors: Tensors, features: dict[str, jax.Array], text: jax.Array, text_mask: jax.Array

@@ -42,6 +42,8 @@ class VisionFeatures(NamedTuple):
     skips: Skips = (None, None)
     """Features at a quarter and at half of the tokens' stride, with the encoder's `skip_dims`
     channels; or none."""
+    last: Float[Array, "b _h _w _d"] | None = None
+    """The last features of an EfficientNet, which its classifier reads."""
 
 
 class ConvStem(nnx.Module):
@@ -109,7 +111,7 @@ class PyramidStem(nnx.Module):
         normed = [norm(level) for norm, level in zip(self.norms, levels, strict=True)]
         stride4, stride8, stride16, stride32 = normed
         tokens = self.joins[0](stride16) + resize(self.joins[1](stride32), stride16.shape[1])
-        return VisionFeatures(tokens, (stride4, stride8))
+        return VisionFeatures(tokens, (stride4, stride8), levels[-1])
 
 
 class GridAttention(nnx.Module):
@@ -228,16 +230,16 @@ class VisionEncoder(nnx.Module):
         zero."""
         if self.vit is not None:
             x = self.join(resize(self.vit(image), self.config.grid))
-            skips = (None, None)
+            skips, last = (None, None), None
         else:
-            x, skips = self._read_stem(image)
+            x, skips, last = self._read_stem(image)
             x = x + self.positions[...].astype(x.dtype)
             for block in self.blocks:
                 # Recomputing a block in the backward pass saves its activations.
                 x = jax.checkpoint(block)(x) if self.config.remat else block(x)
             x = self.neck1(x)
         x = self.neck_norm2(self.neck2(self.neck_norm1(x)))
-        return VisionFeatures(x, skips)
+        return VisionFeatures(x, skips, last)
 
     def _read_stem(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         if isinstance(self.stem, PyramidStem):

@@ -284,17 +284,22 @@ VITS = {
 
 # EfficientNet-Lite
 
-EFFICIENTNET = KeyTable(
+EFFICIENTNET_CLASSIFIER = KeyTable(
     {
         "_conv_stem.(weight|bias)": r"vision.efficientnet.first.\1",
         r"_blocks.(\d+)._expand_conv.(weight|bias)": r"vision.efficientnet.blocks.\1.expand.\2",
         r"_blocks.(\d+)._depthwise_conv.(weight|bias)": r"vision.efficientnet.blocks.\1.depthwise.\2",
         r"_blocks.(\d+)._project_conv.(weight|bias)": r"vision.efficientnet.blocks.\1.project.\2",
+        "_conv_head.(weight|bias)": r"classifier.hidden.\1",
+        "_fc.(weight|bias)": r"classifier.out.\1",
     },
-    # The classifier.
-    unused=("_conv_head.*", "_fc.*"),
-    within=("vision.efficientnet.*",),
+    new=("classifier.class_vectors", "classifier.sentence_mean"),
+    within=("vision.efficientnet.*", "classifier.*"),
 )
+EFFICIENTNET = EFFICIENTNET_CLASSIFIER._replace(
+    unused=("_conv_head.*", "_fc.*"), new=(), within=("vision.efficientnet.*",)
+)
+"""Without the classifier."""
 NORM_OF = {
     "_conv_stem": "_bn0",
     "_expand_conv": "_bn0",

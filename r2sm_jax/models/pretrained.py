@@ -16,6 +16,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import find_model, read_model_config, read_tensors
 from r2sm_jax.models.keys import (
     EFFICIENTNET,
+    EFFICIENTNET_CLASSIFIER,
     SAM,
     SAM_ENCODER,
     VITS,
@@ -204,7 +205,7 @@ def match_pretrained(config: ModelConfig, state: nnx.State) -> dict[str, LoadRep
     elif vision.efficientnet:
         name, source = vision.efficientnet, find_model(vision.efficientnet, EFFICIENTNET_FLAG)
         tensors = read_efficientnet(source)
-        table = EFFICIENTNET
+        table = EFFICIENTNET_CLASSIFIER if config.classifier else EFFICIENTNET
     else:
         return {}
     return {name: match_weights(tensors, state, table, source)}

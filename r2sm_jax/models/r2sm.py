@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.models.classifier import Classifier
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
@@ -45,6 +46,8 @@ class ImageFeatures(NamedTuple):
     """Pixel features at half of that stride, for dense supervision."""
     fine: Float[Array, "b _h4 _w4 _c4"]
     """Pixel features at a quarter of that stride: masks are dot products of kernels with them."""
+    classes: Float[Array, "b n _k"] | None = None
+    """Probability of each class in each cell, where the model has a classifier."""
 
 
 class Calibration(NamedTuple):
@@ -171,6 +174,11 @@ class R2SM(nnx.Module):
         self.instance_mlp = MLP(instance_dims, dtype=dtype, rngs=rngs)
         self.name_projection = Linear(config.text.dim, decoder.dim, rngs=rngs)
 
+        self.classifier = None
+        if config.classifier:
+            dim = config.vision.efficientnet_dims[-1]
+            self.classifier = nnx.data(Classifier(dim, config.text.dim, dtype=dtype, rngs=rngs))
+
     def __call__(
         self,
         image: UInt8[Array, "b H W 3"],
@@ -197,7 +205,10 @@ class R2SM(nnx.Module):
         """Computes tokens and pixel features, once per image."""
         features = self.vision(self._normalize(image, image_mask))
         coarse, fine = self.pixel_decoder(features)
-        return ImageFeatures(features.tokens, coarse, fine)
+        classes = None
+        if self.classifier is not None and features.last is not None:
+            classes = self.classifier(features.last, image_mask)
+        return ImageFeatures(features.tokens, coarse, fine, classes)
 
     def decode(
         self,
@@ -220,6 +231,9 @@ class R2SM(nnx.Module):
         # is free.
         is_fused = jnp.arange(decoded.presence.shape[-1]) == 0  # [q]
         presence = decoded.presence + jnp.where(is_fused, calibration.presence_bias, 0.0)
+        if self.classifier is not None and image_features.classes is not None:
+            evidence = self.classifier.presence_logit(image_features.classes, text, text_mask)
+            presence = presence + jnp.where(is_fused, evidence[..., None], 0.0)
         # Around the threshold of training, for which the decoder predicts IoUs. So a fitted shift
         # of the threshold changes no score, and both are fitted to the same answers.
         iou = calibrate_iou(decoded.iou, modal, amodal, calibration)
@@ -248,8 +262,7 @@ class R2SM(nnx.Module):
         """Computes the mask decoder's kernels and scores, which losses read; `decode` makes masks
         of them."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
-        tokens, _, fine = image_features
-        decoded = self.decoder(tokens, fine, states, text_mask)
+        decoded = self.decoder(image_features.tokens, image_features.fine, states, text_mask)
         if not self.config.refines:
             return decoded
         refined_kernels = self.refine_kernels(decoded.kernels, decoded.presence, image_features)

@@ -20,6 +20,8 @@ from r2sm_jax.data.batches import (
 from r2sm_jax.data.dataset import Source, hash_data, read_some
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.classifier import make_constants
+from r2sm_jax.models.matching import put_weights
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.query import Sentence
 from r2sm_jax.training.loop import Evaluate
@@ -29,6 +31,8 @@ from r2sm_jax.training.step import TrainState, Values, init_state, jit_train_ste
 
 DEVICE_BATCHES = 2
 """How many batches wait on the devices: while these compute a step, the next one has arrived."""
+NUM_SENTENCES = 600
+"""About so many queries say what all have in common."""
 FITTING_QUANTILE = 0.99
 """The longest 1 % of the sentences are not trained on. The rest is padded to its longest sentence,
 and attention takes time for padding too."""
@@ -41,6 +45,8 @@ class TrainingData(NamedTuple):
     texts: TextStates
     names: dict[str, np.ndarray]
     """Embeddings of each attribute's values."""
+    sentences: list[str]
+    """Some of the queries."""
     sha256: str
     has_absent_targets: bool
     """Whether some queries are for something that is not in the picture."""
@@ -72,6 +78,9 @@ def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) 
         queries = [query for sample in samples for query in sample.queries]
     else:
         queries = [query for index in range(len(source)) for query in source.queries_at(index)]
+
+    sentences = sorted({query.text for query in queries})
+    sentences = sentences[:: max(1, len(sentences) // NUM_SENTENCES)]
 
     # How many tokens sentences are padded to.
     lengths = texts.tokenizer.count([query.text for query in queries])
@@ -108,6 +117,7 @@ def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) 
         examples=examples,
         texts=texts,
         names={group: texts.embeddings(words) for group, words in source.vocabulary.items()},
+        sentences=sentences,
         sha256=hash_data(source, samples),
         has_absent_targets=any(not query.instance_ids for query in queries),
     )
@@ -143,13 +153,17 @@ class SegmenterTask:
         self._params, self.constants = nnx.split_state(weights, nnx.Param, ...)
 
     def load_pretrained(self) -> None:
-        """Starts from published weights, where the model has some, and prints where they went.
-        Raises InputError if they cannot be read or do not fit."""
+        """Starts from published weights, where the model has some, and prints where they went;
+        computes the vectors of a classifier. Raises InputError if weights cannot be read or do not
+        fit."""
         self._params, self.constants, matches = load_pretrained(
             self._config.model, self._params, self.constants
         )
         for name, found in matches.items():
             print(f"{name}: {found}", flush=True)
+        if self._config.model.classifier:
+            vectors = make_constants(self._data.texts, self._data.sentences)
+            self.constants = put_weights(self.constants, vectors)
 
     def start(self) -> tuple[TrainState, "DeviceBatches"]:
         """Returns the state before the first step, and all batches. Puts all weights on the
@@ -221,6 +235,7 @@ def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates)
     parts: dict[str, Any] = {str(name): part for name, part in params.items()}
     parts["trainable"] = params
     parts["frozen: vision"] = constants.get("vision", {})
+    parts["frozen: classifier"] = constants.get("classifier", {})
     parts[f"frozen: {texts.folder.name}"] = texts.weights
     print("parameters")
     for name, part in parts.items():
