@@ -158,8 +158,6 @@ class CompleterConfig:
     efficientnet-lite2 or a file; empty = no backbone."""
     block_dims: tuple[int, ...] = LITE2_BLOCK_DIMS
     """Channels after each block of the backbone, up to stride 16."""
-    scores: bool = True
-    """Whether it predicts the IoU of the complete mask and whether anything is hidden."""
 
 
 @dataclass(frozen=True)

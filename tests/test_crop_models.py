@@ -32,6 +32,7 @@ from r2sm_jax.inference.crop_models import (
     Outline,
     OutlinerCalibration,
     choose_outline,
+    different_outlines,
 )
 from r2sm_jax.models.crop_unet import CropOutput, make_completer, make_outliner
 from r2sm_jax.query import Click, Prompt
@@ -205,6 +206,10 @@ def test_the_mask_that_several_windows_agree_on_is_chosen():
     outlines = [Outline(mask, iou) for mask, iou in zip(masks, (0.2, 0.6, 0.6, 0.7), strict=True)]
     windows = [CropWindow(0, 0, side) for side in (50, 40, 30, 20)]
     assert choose_outline(outlines, windows) == 1
+
+    # What else is meant, perhaps: the likeliest first, and what is nearly the answer left out.
+    first, *others = outlines[1], *outlines
+    assert different_outlines(first, others) == (outlines[3], outlines[0])
 
     # Where no window finds anything, the largest one answers.
     nothing = [Outline(np.zeros_like(whole), 0.1), Outline(np.zeros_like(whole), 0.1)]

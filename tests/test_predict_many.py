@@ -1,6 +1,7 @@
 """`predict` for many images: what is asked, the files of answers, and what is not asked again. A
 stub stands for the model."""
 
+import csv
 import json
 import shutil
 from dataclasses import replace
@@ -126,7 +127,11 @@ def test_predictions_score_as_the_run_itself(tiny_run, dataset, tmp_path, comman
     # Two more queries ask for a shape that is not annotated.
     assert ours["all"]["queries"] == 3 * (COUNT - 1) + 11 + COUNT
     assert ours["all"]["detections"] > 0 and figures_of_files(ours) == figures_of_files(theirs)
-    tables = [(tmp_path / name / "queries.csv").read_text() for name in ("run", "file")]
+    tables = []
+    for name in ("run", "file"):
+        with (tmp_path / name / "queries.csv").open() as table:
+            # Which images a system has seen is known of a run alone.
+            tables.append([row | {"seen": ""} for row in csv.DictReader(table)])
     assert tables[0] == tables[1]
 
 

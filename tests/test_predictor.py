@@ -213,6 +213,8 @@ def test_masks_leave_as_rle_png_and_polygons(name):
     drawn = masks.from_segmentation(polygons, *mask.shape)
     assert (drawn & mask).sum() / (drawn | mask).sum() > 0.97
     assert len(polygons) == (1 if name == "occluded" else 2)
+    x0, y0, x1, y1 = prediction.box(name)
+    assert mask[y0:y1, x0:x1].sum() == mask.sum() and mask[y0].any() and mask[:, x1 - 1].any()
 
 
 def test_an_overlay_shows_what_is_seen_and_what_is_hidden():
@@ -223,6 +225,7 @@ def test_an_overlay_shows_what_is_seen_and_what_is_hidden():
     assert picture[30, 30, 2] > picture[30, 30, 0]  # visible: blue
     assert picture[30, 52, 0] > picture[30, 52, 2]  # hidden: orange
     assert prediction.overlay(grey, max_pixels=60 * 80 // 2).shape == (42, 57, 3)
+    np.testing.assert_array_equal(np.asarray(prediction.show(grey)), picture)
 
 
 def test_a_long_query_is_truncated_with_a_warning(predictor, images):
@@ -244,7 +247,7 @@ AMODAL = "the complete shape of the red mug"
 @pytest.fixture(scope="module")
 def completer() -> MaskCompleter:
     """Untrained, with a threshold at which it adds some pixels."""
-    config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2, scores=False)
+    config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
     _, weights = nnx.split(make_completer(config, rngs=nnx.Rngs(0)))
     return MaskCompleter(config, weights, threshold=-2.0)
 
@@ -289,9 +292,10 @@ def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, compl
         np.testing.assert_array_equal(prediction.amodal, complete)
         (instance,) = prediction.instances
         np.testing.assert_array_equal(instance.mask, mask)
-        assert prediction.score is None and prediction.hidden_probability is None
         assert prediction.presence == 1 and "given mask" in prediction.summary()
-        assert [entry["score"] for entry in prediction.to_coco()] == [1, 1]
+        confidence = 1 if prediction.score is None else prediction.score
+        assert [entry["score"] for entry in prediction.to_coco()] == [confidence, confidence]
+    assert modal.score is None and 0 < amodal.score < 1
     np.testing.assert_array_equal(other.mask, BOX)
     (plain,) = prompted.predict([MODAL])
     assert_equal(found, plain)
@@ -343,9 +347,9 @@ def test_the_outliner_draws_what_boxes_and_clicks_mean(prompted, completer):
         np.testing.assert_array_equal(answer.modal, visible)
         np.testing.assert_array_equal(answer.amodal, whole)
     assert [answer.mask_type for answer in answers] == ["amodal", "modal", "modal", "amodal"]
-    # This completer predicts no IoU; that of the visible mask ranks the completed one.
-    assert [answer.score for answer in answers] == [None, 0.625, 0.625, 0.75]
-    assert [answer.to_coco()[0]["score"] for answer in answers] == [0.625, 0.625, 0.625, 0.75]
+    assert [answer.score for answer in answers[1:]] == [0.625, 0.625, 0.75]
+    assert [answer.to_coco()[0]["score"] for answer in answers[1:]] == [0.625, 0.625, 0.75]
+    assert 0 < answers[0].score < 0.625  # completed: wrong in both, perhaps
     # Words decide the type, whatever the place; without words there is no probability.
     assert answers[0].amodal_probability == answers[3].amodal_probability
     assert answers[1].amodal_probability is None and '"' not in answers[1].summary()

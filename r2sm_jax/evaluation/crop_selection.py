@@ -129,8 +129,8 @@ class MeasuredObject(NamedTuple):
     """Of the visible mask itself."""
     completed: Sequence[ObjectScore]
     """At each of `THRESHOLDS`."""
-    predicted_iou: float | None
-    hidden_logit: float | None
+    predicted_iou: float
+    hidden_logit: float
 
 
 def measure_objects(
@@ -184,8 +184,7 @@ def fit_completions(
     """Fits the calibration of one kind of completions, at threshold `index`. Returns the scores of
     its answers, too. Nothing is fitted to few objects."""
     scores = [one.completed[index] for one in objects]
-    has_scores = all(one.hidden_logit is not None for one in objects)
-    if len(objects) < MIN_VALUES or not has_scores:
+    if len(objects) < MIN_VALUES:
         return KindCalibration(), scores
 
     is_hidden = np.array([one.kept.is_hidden for one in objects])

@@ -44,6 +44,8 @@ these sizes, at half of their time; one view has .01 less IoU of the hidden part
 OUTSIDE_LOGIT = -20.0  # nothing is added where the crop does not reach
 COMPARED_SIDE = 640
 """Masks of different crops are compared on about so many pixels of the longer side."""
+SAME_FROM = 0.8
+"""IoU from which on two outlines are of the same thing."""
 SIZE_WEIGHT = 0.1
 """How much a crop of e times the side is preferred, as a difference of agreement. Measured on
 photos that were trained on: IoU of one click 0.527, 0.498 without it, 0.452 by predicted IoU."""
@@ -167,10 +169,10 @@ class Completion(NamedTuple):
 
     mask: Mask
     """`[H W]`. It contains the given one, and equals it where a hidden part is unlikely."""
-    iou: float | None
-    """The predicted IoU of the mask with the true one; None from a completer that has no scores."""
-    hidden_probability: float | None
-    """Calibrated probability that a part is hidden; None as well."""
+    iou: float
+    """The predicted IoU of the mask with the true one."""
+    hidden_probability: float
+    """Calibrated probability that a part is hidden."""
     unsure_below: float
     """An IoU below this is called unsure."""
 
@@ -180,8 +182,8 @@ class Drawing(NamedTuple):
 
     logits: Float[np.ndarray, "H W"]
     """Of the complete mask."""
-    iou: float | None
-    hidden_logit: float | None
+    iou: float
+    hidden_logit: float
 
 
 class MaskCompleter(CropModel):
@@ -249,26 +251,24 @@ class MaskCompleter(CropModel):
                 crop = self._cut(image, windows[-1], visible, others)
                 crops.append(crop[:, ::-1] if is_mirrored else crop)
         output = self.read(np.stack(crops))
+        assert output.hidden_logit is not None
         for start in range(0, len(crops), len(VIEWS)):
             views = slice(start, start + len(VIEWS))
             pairs = zip(output.mask_logits[views], VIEWS, strict=True)
             logits = [one[:, ::-1] if is_mirrored else one for one, (_, is_mirrored) in pairs]
             yield Drawing(
                 paste_mean(windows[views], logits, height, width, OUTSIDE_LOGIT),
-                None if output.iou is None else float(output.iou[views].mean()),
-                None if output.hidden_logit is None else float(output.hidden_logit[views].mean()),
+                float(output.iou[views].mean()),
+                float(output.hidden_logit[views].mean()),
             )
 
     def decide(self, visible: Mask, drawing: Drawing, *, knows_neighbours: bool) -> Completion:
         """Makes the complete mask of one object, and its scores."""
         kind = self.calibration.neighbours if knows_neighbours else self.calibration.alone
-        iou = None if drawing.iou is None else float(kind.iou(drawing.iou))
-        hidden = None
-        if drawing.hidden_logit is not None:
-            hidden = float(kind.hidden_probability(drawing.hidden_logit))
-        is_kept = hidden is not None and hidden < kind.kept_below
+        hidden = float(kind.hidden_probability(drawing.hidden_logit))
+        is_kept = hidden < kind.kept_below
         mask = visible if is_kept else visible | (drawing.logits > self.threshold)
-        return Completion(mask, iou, hidden, kind.unsure_below)
+        return Completion(mask, float(kind.iou(drawing.iou)), hidden, kind.unsure_below)
 
     def _cut(
         self, image: np.ndarray, window: CropWindow, visible: np.ndarray, others: np.ndarray | None
@@ -304,6 +304,8 @@ class Outline(NamedTuple):
     """The mean IoU of the mask with those of all crops around clicks."""
     unsure_below: float = UNSURE_BELOW
     """An IoU below this is called unsure."""
+    candidates: tuple["Outline", ...] = ()
+    """What else clicks may mean: the different masks of the other crops, the likeliest first."""
 
 
 class MaskOutliner(CropModel):
@@ -343,9 +345,14 @@ class MaskOutliner(CropModel):
 
         # The right mask is found in crops of about the same size, too. Its IoU with their masks
         # says more of how good it is than the predicted IoU (docs/log.md).
-        near = [outline.mask for outline in outlines[max(0, chosen - 1) : chosen + 2]]
-        agreement = float(pairwise_iou([found.mask, *near])[0, 1:].mean())
-        return calibrated(found._replace(agreement=agreement), self.calibration.click)
+        scored = []
+        for number, outline in [(chosen, found), *enumerate(outlines)]:
+            near = [other.mask for other in outlines[max(0, number - 1) : number + 2]]
+            agreement = float(pairwise_iou([outline.mask, *near])[0, 1:].mean())
+            with_agreement = outline._replace(agreement=agreement)
+            scored.append(calibrated(with_agreement, self.calibration.click))
+        first, *others = scored
+        return first._replace(candidates=different_outlines(first, others))
 
     def _read(
         self, image: np.ndarray, windows: Sequence[CropWindow], prompt: Prompt
@@ -354,7 +361,6 @@ class MaskOutliner(CropModel):
         height, width = image.shape[:2]
         crops = [cut_prompt_crop(image, w, self.config.size, prompt) for w in windows]
         output = self.read(np.stack(crops))
-        assert output.iou is not None
         outlines = []
         for window, logits, iou in zip(windows, output.mask_logits, output.iou, strict=True):
             image_logits = window.paste(logits, height, width, OUTSIDE_LOGIT)
@@ -380,6 +386,17 @@ def choose_outline(outlines: Sequence[Outline], windows: Sequence[CropWindow]) -
     agreement = ious @ weights / weights.sum()
     sides = np.array([window.side for window in windows])
     return int(np.argmax(agreement + SIZE_WEIGHT * np.log(sides)))
+
+
+def different_outlines(first: Outline, others: Sequence[Outline]) -> tuple[Outline, ...]:
+    """Returns those of the `others` that differ from the first one and from one another, the
+    likeliest first."""
+    kept = [first]
+    for outline in sorted(others, key=lambda outline: -outline.iou):
+        ious = pairwise_iou([outline.mask, *(one.mask for one in kept)])[0, 1:]
+        if outline.mask.any() and ious.max() < SAME_FROM:
+            kept.append(outline)
+    return tuple(kept[1:])
 
 
 def pairwise_iou(compared: Sequence[Mask]) -> Float[np.ndarray, "w w"]:

@@ -41,11 +41,12 @@ class InstanceMask:
 
 
 class Candidate(NamedTuple):
-    """The mask of one instance slot, present or not."""
+    """The mask of one instance slot, present or not; or a visible mask that clicks may mean."""
 
     mask: RLE
     score: float
-    """Ranks it for average precision; from the predictor the same as `InstanceMask.confidence`."""
+    """Ranks it for average precision; from the predictor the same as `InstanceMask.confidence`. Of
+    clicks the predicted IoU."""
     is_present: bool = True
     """Whether it is one of `Prediction.instances`."""
     occlude_rate: float | None = None
@@ -73,7 +74,8 @@ class Prediction:
     instances: tuple[InstanceMask, ...] = ()
     """Instances that are probably present, the surest first."""
     candidates: tuple[Candidate, ...] = ()
-    """All slots that have a mask, for average precision. Filled in only on request."""
+    """What else clicks may mean, the likeliest first: a part of the answer, or what it is a part
+    of. Of words all slots that have a mask, for average precision, filled in only on request."""
     mask_logits: Float[np.ndarray, "H W"] | None = None
     """Above 0 where `mask` is. Filled in only on request."""
     presence: float = 1.0
@@ -127,6 +129,7 @@ class Prediction:
         is_given: bool,
         hidden_probability: float | None = None,
         unsure_below: float = UNSURE_BELOW,
+        candidates: tuple[Candidate, ...] = (),
     ) -> "Prediction":
         """Returns the prediction with these masks in place of those found by words.
 
@@ -141,6 +144,7 @@ class Prediction:
             is_given: whether the visible mask is the caller's own.
             hidden_probability: that a part is hidden; None if nothing tells it.
             unsure_below: a lower score is called unsure.
+            candidates: what else is meant, perhaps.
         """
         complete = modal if amodal is None else amodal
         mask = complete if self.mask_type == "amodal" else modal
@@ -151,7 +155,7 @@ class Prediction:
             modal=modal,
             amodal=complete,
             instances=(instance,) if modal.any() else (),
-            candidates=(),
+            candidates=candidates,
             mask_logits=None,
             presence=1.0,
             is_given=is_given,
@@ -163,6 +167,11 @@ class Prediction:
     def rle(self, name: str = "mask") -> dict[str, Any]:
         """Returns one of `MASKS` in COCO's run-length encoding."""
         return masks.encode(getattr(self, name))
+
+    def box(self, name: str = "mask") -> tuple[int, int, int, int]:
+        """Returns the box x0 y0 x1 y1 around one of `MASKS`, in pixels; all zeros for an empty
+        one."""
+        return masks.box(getattr(self, name))
 
     def polygons(self, name: str = "mask") -> list[list[float]]:
         """Returns the outlines of one of `MASKS`, largest part first, as COCO's polygons.
@@ -192,6 +201,11 @@ class Prediction:
 
         ratio = 1.0 if max_pixels is None else min(1.0, sqrt(max_pixels / self.modal.size))
         return paint(open_image(image), self.modal, self.amodal, self.mask_type or "modal", ratio)
+
+    def show(self, image: ImageLike) -> Image.Image:
+        """Returns the overlay over the image that was predicted as a picture, which notebooks
+        show."""
+        return Image.fromarray(self.overlay(image, MAX_PICTURE))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""
@@ -259,6 +273,8 @@ class Prediction:
         instances = []
         for score, modal, amodal in found:
             fields = {"score": score, "presence": self.presence, "mask_type": self.mask_type}
+            if self.hidden_probability is not None:
+                fields["hidden_probability"] = self.hidden_probability
             if self.is_unsure:
                 fields["unsure"] = True
             complete = masks.encode(amodal) if self.has_both_masks else None

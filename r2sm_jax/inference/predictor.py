@@ -29,6 +29,7 @@ from flax import nnx
 from jaxtyping import Float, UInt8
 
 from r2sm_jax.config import UNSURE_BELOW, MatmulPrecision, ModelConfig
+from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
@@ -43,7 +44,7 @@ from r2sm_jax.inference.crop_models import (
 )
 from r2sm_jax.inference.decision import TruncatedQuery, check_abstain
 from r2sm_jax.inference.postprocess import name_hiders, to_prediction
-from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.prediction import Candidate, Prediction
 from r2sm_jax.inference.prompts import Request, read_mask, read_others, read_requests
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
@@ -305,6 +306,7 @@ class Predictor:
                 visible,
                 completions[index].mask if index in completions else None,
                 is_given=outline is None,
+                candidates=candidates_of(outline),
                 **judge(outline, completions.get(index), is_amodal=is_amodal)._asdict(),
             )
         return answers
@@ -498,13 +500,19 @@ def judge(outline: Outline | None, completion: Completion | None, *, is_amodal: 
     confidence = 1.0 if score is None else score
     if completion is None:
         return Scores(score, limit, None, confidence)
-    if is_amodal and outline is None:
+    if is_amodal and score is None:
         score, limit = completion.iou, completion.unsure_below
     elif is_amodal and score is not None:
         # The completer is calibrated on true visible masks, and this one may be wrong, too.
-        score = None if completion.iou is None else score * completion.iou
+        score = score * completion.iou
     confidence = confidence if score is None else score
     return Scores(score, limit, completion.hidden_probability, confidence)
+
+
+def candidates_of(outline: Outline | None) -> tuple[Candidate, ...]:
+    """Returns what else the clicks of an outline may mean."""
+    others = () if outline is None else outline.candidates
+    return tuple(Candidate(masks.encode(one.mask), one.iou) for one in others)
 
 
 def _calibrated_amodal_logit(

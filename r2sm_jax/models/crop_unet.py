@@ -33,10 +33,11 @@ class CropOutput(NamedTuple):
     """What the network says about each crop."""
 
     mask_logits: Float[Array, "m _s _s"]
-    iou: Float[Array, " m"] | None
+    iou: Float[Array, " m"]
     """Predicted IoU of the mask: of the complete one, if this is a completer."""
     hidden_logit: Float[Array, " m"] | None
-    """Whether at least `MIN_HIDDEN_SHARE` (data/crops.py) of the object is hidden."""
+    """Whether at least `MIN_HIDDEN_SHARE` (data/crops.py) of the object is hidden; None of an
+    outliner."""
 
 
 class ResidualBlock(nnx.Module):
@@ -81,7 +82,6 @@ class CropUNet(nnx.Module):
         patch: int,
         has_backbone: bool,
         on_every_grid: bool = False,
-        predicts_iou: bool = False,
         predicts_hidden: bool = False,
         rngs: nnx.Rngs,
     ):
@@ -91,8 +91,8 @@ class CropUNet(nnx.Module):
             patch: pixels of the crop in a cell of the finest grid, each way.
             has_backbone: whether features of a frozen backbone are read.
             on_every_grid: whether they are read on each grid; else on the coarsest one.
-            predicts_iou: whether a token on the coarsest grid reads how good the mask is.
-            predicts_hidden: whether that token also reads if a part of the object is hidden.
+            predicts_hidden: whether the token that reads how good the mask is also reads if a part
+                of the object is hidden.
         """
         dims = config.dims
         coarsest = dims[-1]
@@ -123,16 +123,12 @@ class CropUNet(nnx.Module):
             self.feature_norms = nnx.List([nnx.LayerNorm(dim, rngs=rngs) for dim in feature_dims])
             joins = zip(feature_dims, joined_dims, strict=True)
             self.joins = nnx.List([Linear(*pair, rngs=rngs) for pair in joins])
-        self.iou_token = None
-        if predicts_iou:
-            token = 0.02 * jax.random.normal(rngs.params(), (1, coarsest))
-            self.iou_token = nnx.data(nnx.Param(token))
-            self.iou = Linear(coarsest, 1, rngs=rngs)
+        self.iou_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, coarsest)))
+        self.iou = Linear(coarsest, 1, rngs=rngs)
         self.hidden = Linear(coarsest, 1, rngs=rngs) if predicts_hidden else None
 
     def __call__(self, crops: Real[Array, "m s s c"]) -> CropOutput:
-        """Logits of the mask, with two pixels a patch, and what the token says of it, if there is
-        one."""
+        """Logits of the mask, with two pixels a patch, and what the token says of it."""
         channels = normalise(crops.astype(jnp.float32))
         features = self._read_features(channels)
         patches = rearrange(
@@ -156,10 +152,8 @@ class CropUNet(nnx.Module):
             x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
             x = self.decoder[level](x + skips[level])
         logits = self.mask(nnx.gelu(self.norm(x)))
-        iou = hidden_logit = None
-        if token is not None:
-            iou = jax.nn.sigmoid(self.iou(token)[:, 0])
-            hidden_logit = self.hidden(token)[:, 0] if self.hidden is not None else None
+        iou = jax.nn.sigmoid(self.iou(token)[:, 0])
+        hidden_logit = self.hidden(token)[:, 0] if self.hidden is not None else None
         masks = rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2)
         return CropOutput(masks, iou, hidden_logit)
 
@@ -182,19 +176,15 @@ class CropUNet(nnx.Module):
 
     def _attend(
         self, x: Float[Array, "m h w d"]
-    ) -> tuple[Float[Array, "m h w d"], Float[Array, "m d"] | None]:
-        """Attention over the coarsest grid and the token, if there is one."""
+    ) -> tuple[Float[Array, "m h w d"], Float[Array, "m d"]]:
+        """Attention over the coarsest grid and the token."""
         height = x.shape[1]
         tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...]
-        if self.iou_token is not None:
-            first = jnp.broadcast_to(self.iou_token[...], (len(tokens), *self.iou_token.shape))
-            tokens = jnp.concatenate([first, tokens], axis=1)
+        first = jnp.broadcast_to(self.iou_token[...], (len(tokens), *self.iou_token.shape))
+        tokens = jnp.concatenate([first, tokens], axis=1)
         for block in self.transformer:
             tokens = block(tokens)
-        token = None
-        if self.iou_token is not None:
-            token, tokens = tokens[:, 0], tokens[:, 1:]
-        return rearrange(tokens, "m (h w) d -> m h w d", h=height), token
+        return rearrange(tokens[:, 1:], "m (h w) d -> m h w d", h=height), tokens[:, 0]
 
 
 def normalise(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
@@ -211,8 +201,7 @@ def make_completer(config: CompleterConfig, *, rngs: nnx.Rngs) -> CropUNet:
         config,
         patch=2,
         has_backbone=bool(config.efficientnet),
-        predicts_iou=config.scores,
-        predicts_hidden=config.scores,
+        predicts_hidden=True,
         rngs=rngs,
     )
 
@@ -220,6 +209,4 @@ def make_completer(config: CompleterConfig, *, rngs: nnx.Rngs) -> CropUNet:
 def make_outliner(config: OutlinerConfig, *, rngs: nnx.Rngs) -> CropUNet:
     """Builds an outliner. Its mask has half of the crop's resolution. The backbone's first grid has
     stride 2; the next ones are the grids of this network."""
-    return CropUNet(
-        config, patch=4, has_backbone=True, on_every_grid=True, predicts_iou=True, rngs=rngs
-    )
+    return CropUNet(config, patch=4, has_backbone=True, on_every_grid=True, rngs=rngs)

@@ -215,8 +215,6 @@ def outline(outliner: "MaskOutliner", pixels: np.ndarray, instance: Instance[RLE
 def scores(instance: Instance[RLE], completion: "Completion") -> dict[str, Any]:
     """Returns the fields of an annotation that say how sure its completion is. The score that a
     finder gave it becomes `source_score`."""
-    if completion.iou is None:
-        return {}
     fields = {"score": completion.iou, "hidden_probability": completion.hidden_probability}
     if "score" in instance.fields:
         fields["source_score"] = instance.fields["score"]

@@ -277,7 +277,6 @@ def completion_loss(
     Means over the examples that have an object.
     """
     logits, iou, hidden_logit = output
-    assert iou is not None
     assert hidden_logit is not None
     target = (complete > 0.5).astype(jnp.float32)
     entropy = optax.sigmoid_binary_cross_entropy(logits, target)
@@ -458,7 +457,6 @@ def outliner_loss(
     """Computes the loss of a training step, and its parts."""
     crops, target = vary_outline(planes, key)
     output = outliner(crops)
-    assert output.iou is not None
     return outline_loss(output.mask_logits, output.iou, target)
 
 
