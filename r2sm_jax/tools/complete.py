@@ -215,7 +215,9 @@ def outline(outliner: "MaskOutliner", pixels: np.ndarray, instance: Instance[RLE
 def scores(instance: Instance[RLE], completion: "Completion") -> dict[str, Any]:
     """Returns the fields of an annotation that say how sure its completion is. The score that a
     finder gave it becomes `source_score`."""
-    fields = {"score": completion.iou, "hidden_probability": completion.hidden_probability}
+    # The completer is calibrated on true visible masks; an outline may be wrong, too.
+    iou = completion.iou * instance.fields.get("visible_score", 1.0)
+    fields = {"score": iou, "hidden_probability": completion.hidden_probability}
     if "score" in instance.fields:
         fields["source_score"] = instance.fields["score"]
     return fields
