@@ -1,8 +1,8 @@
 """Your own photos with masks: the released model, trained on with them.
 
-Task: R2SM, arXiv 2506.01795. It starts from `photos-small`, so a quarter of an hour on two CPU
-cores is enough to learn the names and looks of your things. `compose:` takes any COCO instances
-file (docs/photos.md), `json:` a dataset file with queries (docs/data.md).
+Task: R2SM, arXiv 2506.01795. It starts from `photos-small`, so a fifth of the steps of
+`configs/photos.py` may do. Not measured yet. `compose:` takes any COCO instances file
+(docs/photos.md), `json:` a dataset file with queries (docs/data.md).
 
     python -m r2sm_jax.train configs/own_photos.py \\
         --data.source compose:INSTANCES.json --data.images DIR
