@@ -358,7 +358,8 @@ def test_a_compact_export_predicts_like_the_run_in_float16(
     for name, value in flat_weights(run.predictor.weights).items():
         weights[name] = np.asarray(value).astype(np.float16)
     names = {"config.json", "model.safetensors", "preprocessor_config.json"}
-    assert {file.name for file in compact.iterdir()} == names | {"README.md", "SHA256SUMS"}
+    names |= {"README.md", "SHA256SUMS", "trained_on.txt"}
+    assert {file.name for file in compact.iterdir()} == names
     assert "stablehlo" not in (compact / "README.md").read_text()
     stored = load_file(compact / "model.safetensors")
     assert stored.keys() == weights.keys()
