@@ -124,7 +124,7 @@ REFUSALS = [
     ("show --data scenes --out mine.png", "--overwrite"),
     ("show --data pigeons --out x.png", "pigeons"),
     ("show --data json:photos --out x.png", "no train.json"),
-    ("show --data json:photos/one.json --out x.png", "'images'"),
+    ("show --data json:photos/one.json --out x.png", "no dataset file: it has image_id"),
     ("show --data json:wide.json --out x.png", "61"),
     ("build scenes --out out", "json:FILE"),
     ("build json:empty --out out", "no .json file"),
