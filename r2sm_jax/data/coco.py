@@ -84,9 +84,9 @@ def read_coco(
 
     Ids are kept. Without `images_dir` images are looked for, in `photo_folders` or beside the file,
     only if it does not state their size; otherwise `file_name` is relative to that folder. Records
-    that cannot be used
-    are left to `collector`; without one the first is an InputError. Raises InputError for a file
-    that is not of the kind, or whose masks are exchanged, inverted or of other objects.
+    that cannot be used are left to `collector`; without one the first is an InputError. Raises
+    InputError for a file that is not of the kind, or whose masks are exchanged, inverted or of
+    other objects.
     """
     collector = collector or Collector(is_strict=True)
     data = load_json(path, "a COCO file")

@@ -158,10 +158,7 @@ def measure_objects(
 
 def fit_completer(completer: MaskCompleter, samples: Sequence[Sample]) -> tuple[Any, Figures]:
     """Fits threshold and calibration of a completer to the images of `dev`. Returns the completer
-    with them, and its figures.
-
-    Objects that nothing hides count as well as hidden ones: what is added to them is wrong.
-    """
+    with them, and its figures."""
     measured = {
         "with neighbours": measure_objects(completer, samples, with_neighbours=True),
         "alone": measure_objects(completer, samples, with_neighbours=False),

@@ -180,7 +180,8 @@ class CropUNet(nnx.Module):
         """Attention over the coarsest grid and the token."""
         height = x.shape[1]
         tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...]
-        first = jnp.broadcast_to(self.iou_token[...], (len(tokens), *self.iou_token.shape))
+        # `shape[0]` and not `len`: in an ONNX export it is a symbol.
+        first = jnp.broadcast_to(self.iou_token[...], (tokens.shape[0], *self.iou_token.shape))
         tokens = jnp.concatenate([first, tokens], axis=1)
         for block in self.transformer:
             tokens = block(tokens)

@@ -31,7 +31,7 @@ from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
 from r2sm_jax.data.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import MaskCompleter
+from r2sm_jax.inference.crop_models import VIEWS, MaskCompleter
 from r2sm_jax.inference.load import Run, load, load_part
 from r2sm_jax.models.efficientnet import depthwise_conv
 from r2sm_jax.models.hub import TOKENIZER
@@ -220,6 +220,7 @@ def main(model: str, out: Path, completer: Path | None = None) -> None:
         write_part(complete_part(completes), out)
         settings["crop_size"] = completes.config.size
         settings["complete_threshold"] = completes.threshold
+        settings["complete_views"] = VIEWS
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
     write_tokenizer(run.predictor.text_encoder.folder / TOKENIZER, out / TOKENIZER)
     shutil.copytree(PAGE, out, dirs_exist_ok=True)
