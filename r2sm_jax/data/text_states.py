@@ -31,14 +31,14 @@ from r2sm_jax.models.text_encoder import load_text_encoder
 
 LENGTHS = (16, 32)
 """Sentences are padded to the first of these numbers of tokens that holds them, or to the limit."""
-FEW_TOKENS, MANY_TOKENS = 128, 512
-"""How many tokens are encoded at once, padding included: for a question, or for a batch."""
+TOKENS_AT_ONCE = 256
+"""So many tokens are encoded at once, padding included. More are a little faster, and slower where
+few sentences are new."""
 MAX_BYTES = 1 << 30
 """So many bytes of states stay in memory; then the oldest go."""
 
-Key = tuple[bytes, int, MatmulPrecision]
-"""The token ids of a sentence, and how it was encoded: how many tokens at once, and how dense
-layers multiplied."""
+Key = tuple[bytes, MatmulPrecision]
+"""The token ids of a sentence, and how dense layers multiplied where it was encoded."""
 
 
 class TextStates:
@@ -127,9 +127,7 @@ class TextStates:
         They are padded, and cut, to `length` tokens; without it to the longest sentence.
         """
         token_ids = [np.asarray(ids, np.int32).tobytes() for ids in self.tokenizer(sentences)]
-        num_tokens = sum(map(self._padded_length, set(token_ids)))
-        at_once = FEW_TOKENS if num_tokens <= FEW_TOKENS else MANY_TOKENS
-        states = self._look_up(token_ids, at_once, "float32")
+        states = self._look_up(token_ids, "float32")
         return self._pad(states, length or max(map(len, states), default=1))
 
     def fill(
@@ -147,7 +145,7 @@ class TextStates:
         ids = {name: filled.pop(f"{name}_ids") for name in names}  # int32 [b k t]
         rows = [row for name in names for row in ids[name].reshape(-1, ids[name].shape[-1])]
         token_ids = [row[row != NO_TOKEN].tobytes() for row in rows]
-        states = iter(self._look_up(token_ids, MANY_TOKENS, precision))
+        states = iter(self._look_up(token_ids, precision))
         for name in names:
             b, k, t = ids[name].shape
             of_name, _ = self._pad([next(states) for _ in range(b * k)], t)
@@ -177,9 +175,8 @@ class TextStates:
     def warm_up(self) -> None:
         """Compiles what a question needs."""
         for length in self._lengths:
-            for at_once in (FEW_TOKENS, MANY_TOKENS):
-                # A generator: a sentence without tokens makes it compute.
-                list(self._encode([b""], at_once, length, "float32"))
+            # A generator: a sentence without tokens makes it compute.
+            list(self._encode([b""], length, "float32"))
 
     def _pad(
         self, states: Sequence[np.ndarray], length: int
@@ -193,26 +190,25 @@ class TextStates:
         return padded, mask
 
     def _look_up(
-        self, token_ids: Sequence[bytes], at_once: int, precision: MatmulPrecision
+        self, token_ids: Sequence[bytes], precision: MatmulPrecision
     ) -> list[Float16[np.ndarray, "_t l e"]]:
-        """The states of sentences, of which the new ones are encoded, `at_once` tokens at a
-        time."""
+        """The states of sentences, of which the new ones are encoded."""
         with self._lock:
-            keys: list[Key] = [(ids, at_once, precision) for ids in token_ids]
+            keys: list[Key] = [(ids, precision) for ids in token_ids]
             found = {key: self._states[key] for key in keys if key in self._states}
-            new = {ids for ids, _, _ in keys if (ids, at_once, precision) not in found}
+            new = {ids for ids, _ in keys if (ids, precision) not in found}
             by_length = sorted(new, key=lambda ids: (self._padded_length(ids), ids))
             for length, group in groupby(by_length, key=self._padded_length):
-                for ids, states in self._encode(list(group), at_once, length, precision):
-                    found[ids, at_once, precision] = states
-                    self._keep((ids, at_once, precision), states)
+                for ids, states in self._encode(list(group), length, precision):
+                    found[ids, precision] = states
+                    self._keep((ids, precision), states)
         return [found[key] for key in keys]
 
     def _encode(
-        self, token_ids: Sequence[bytes], at_once: int, length: int, precision: MatmulPrecision
+        self, token_ids: Sequence[bytes], length: int, precision: MatmulPrecision
     ) -> Iterator[tuple[bytes, Float16[np.ndarray, "_t l e"]]]:
         """Yields the states of sentences of one padded length."""
-        rows = max(1, at_once // length)
+        rows = max(1, TOKENS_AT_ONCE // length)
         for start in range(0, len(token_ids), rows):
             part = token_ids[start : start + rows]
             ids = [np.frombuffer(of_sentence, np.int32).tolist() for of_sentence in part]
