@@ -129,6 +129,7 @@ def complete_part(completer: MaskCompleter) -> Part:
 def write_part(part: Part, folder: Path) -> None:
     """Writes a part. Raises InputError if onnxruntime and JAX differ, and removes the file."""
     path = folder / f"{part.name}.onnx"
+    print(f"writing {path}, which can take some minutes", flush=True)
     convert(part, path)
     difference = largest_difference(part, path)
     if not difference <= MAX_DIFFERENCE:
