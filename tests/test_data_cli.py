@@ -69,6 +69,20 @@ def test_images_in_other_folders(tmp_path, command, refused):
     assert command(main, *show, "--images", tmp_path).code == 0
 
 
+def test_images_in_the_folder_images_beside_the_file_are_found_by_every_command(tmp_path, command):
+    source = save_cocoa(tmp_path)
+    photos = tmp_path / "images"
+    photos.mkdir()
+    source.with_suffix(".jpg").rename(photos / "one.jpg")
+    beside, elsewhere = tmp_path / "all.json", tmp_path / "data" / "all.json"
+    for out, images in (beside, ()), (elsewhere, ("--images", photos)):
+        end = command(main, "convert", "cocoa", source, "--out", out)
+        assert (end.code, end.err) == (0, "")
+        assert command(main, "check", out, *images).code == 0
+        (sample,) = read_json(out, photos if images else None)
+        assert sample.image.shape == (40, 60, 3)
+
+
 def test_plain_masks_get_modal_queries_and_pass_the_check(tmp_path, command, refused):
     shutil.copy(FILES / "coco.json", tmp_path)
     Image.new("RGB", (30, 20)).save(tmp_path / "a.jpg")

@@ -24,6 +24,7 @@ from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import (
     check_stated_size,
     find_image,
+    image_folders,
     image_size,
     images_below,
     leads_outside,
@@ -82,11 +83,11 @@ def read_coco(
 ) -> Iterator[ImageTruth]:
     """Reads the annotations of each image of a COCO file, in the order of its images.
 
-    Ids are kept. Without `images_dir` images are looked for, in `photo_folders` or beside the file,
-    only if it does not state their size; otherwise `file_name` is relative to that folder. Records
-    that cannot be used are left to `collector`; without one the first is an InputError. Raises
-    InputError for a file that is not of the kind, or whose masks are exchanged, inverted or of
-    other objects.
+    Ids are kept. Without `images_dir` images are looked for, in `photo_folders` or as
+    `image_folders` says, only if the file does not state their size; otherwise `file_name` is
+    relative to that folder. Records that cannot be used are left to `collector`; without one the
+    first is an InputError. Raises InputError for a file that is not of the kind, or whose masks are
+    exchanged, inverted or of other objects.
     """
     collector = collector or Collector(is_strict=True)
     data = load_json(path, "a COCO file")
@@ -255,7 +256,7 @@ def locate(
             raise ValueError(f"the file name {name!r} leads out of the image folder")
     if size is not None and (images_dir is None or not is_needed):
         return names[0], size
-    folders = [images_dir] if images_dir else list(photo_folders) or [source.parent]
+    folders = list(photo_folders) or image_folders(source, images_dir)
     file = next((file for name in names if (file := find_image(folders, name))), None)
     if file is None:
         where = " or ".join(map(str, folders))

@@ -11,7 +11,7 @@ A new format is a reader, and a command here that passes it to `convert`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
@@ -24,6 +24,7 @@ from r2sm_jax.data.coco import COCOOptions, Kind, read_coco
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import check, find_shared_files
 from r2sm_jax.data.dataset import ImageTruth, read_json, write
+from r2sm_jax.data.images import find_image, image_folders
 from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.data.split_summary import summarize
 from r2sm_jax.errors import InputError, refuse_overwrite
@@ -58,7 +59,7 @@ class Files:
     out: Path
     """The dataset file to write, such as cocoa/train.json."""
     images: Path | None = None
-    """Folder of the images. By default they are beside the annotation files, if needed."""
+    """Folder of the images. By default they are beside an annotation file or in its `images`."""
     overwrite: bool = False
     """Replace the dataset file if it exists."""
     max_bad: float = 0.01
@@ -140,9 +141,9 @@ def read_coco_files(
             shift = max(used) + 1 - min(ids)
             collector.note(str(path), f"its image ids collide; {shift} was added to each")
         used.update(image_id + shift for image_id in ids)
+        folders = image_folders(path, files.images)
         for truth in truths:
-            moved = replace(truth, image_id=truth.image_id + shift)
-            yield with_path(moved, files.images or path.parent)
+            yield with_path(replace(truth, image_id=truth.image_id + shift), folders)
 
 
 def read_folders(files: Files, names: FolderNames, collector: Collector) -> Iterator[ImageTruth]:
@@ -153,7 +154,7 @@ def read_folders(files: Files, names: FolderNames, collector: Collector) -> Iter
         folder = files.images or next((path for path in folders if path.is_dir()), folders[0])
         whole, visible = source / names.whole, source / names.visible
         for truth in read_mask_folders(folder, visible, whole, collector):
-            yield with_path(truth, folder)
+            yield with_path(truth, [folder])
 
 
 # Commands
@@ -272,7 +273,7 @@ def convert_questions(
         first = files.sources[0]
         folder = files.images or (first if first.is_dir() else first.parent)
         for truth in read(files.sources, folder, collector, *options):
-            yield with_path(truth, folder)
+            yield with_path(truth, [folder])
 
     convert(files, name, read_with_paths)
 
@@ -336,10 +337,10 @@ def note_oddities(truths: list[ImageTruth], source: str, collector: Collector) -
         collector.note(source, what)
 
 
-def with_path(truth: ImageTruth, folder: Path) -> ImageTruth:
-    """An image with the path of its file in a folder as its name, if the file is there."""
-    path = folder / truth.file_name
-    return replace(truth, file_name=str(path.resolve())) if path.is_file() else truth
+def with_path(truth: ImageTruth, folders: Sequence[Path]) -> ImageTruth:
+    """An image with the path of its file in the folders as its name, if the file is there."""
+    path = find_image(folders, truth.file_name)
+    return truth if path is None else replace(truth, file_name=str(path.resolve()))
 
 
 def with_relative_names(truths: list[ImageTruth], out: Path) -> tuple[list[ImageTruth], Path]:
