@@ -17,7 +17,6 @@ from r2sm_jax.data.contradictions import (
     find_pictures_in_both,
 )
 from r2sm_jax.data.dataset import Dataset, read_json
-from r2sm_jax.data.images import image_folders
 from r2sm_jax.data.split_summary import summarize
 from r2sm_jax.data.validation import parse, problems
 from r2sm_jax.errors import InputError
@@ -70,8 +69,7 @@ def check_masks(file: Path, images: Path | None) -> None:
     Raises InputError for that, and for the queries that it lacks.
     """
     collector = Collector()
-    folders = image_folders(file, images)
-    truths = list(read_coco(file, images, collector=collector, photo_folders=folders))
+    truths = list(read_coco(file, images, collector=collector))
     refuse(file, iter(collector.bad))
     collector.print()
     summary = summarize(truths)
