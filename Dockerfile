@@ -12,4 +12,4 @@ COPY configs ./configs
 COPY scripts ./scripts
 COPY tests ./tests
 RUN pip install --no-cache-dir -e '.[cuda,test]'
-CMD ["bash", "scripts/gpu_check.sh", "--out", "runs/gpu_check.json"]
+CMD ["python", "scripts/gpu.py", "checks", "--out", "runs/gpu"]

@@ -1,11 +1,13 @@
-"""What only a GPU can show; skipped where JAX has none. scripts/gpu_check.sh runs these tests,
-too."""
+"""What only a GPU can show, skipped where JAX has none; and scripts/gpu.py, which runs these tests
+too, without one."""
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
+import gpu
 import jax
 import numpy as np
 import pytest
@@ -65,3 +67,47 @@ def test_two_deterministic_runs_have_the_same_losses(tiny_flags, tmp_path):
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         losses.append([line["train/loss"] for line in lines if "train/loss" in line])
     assert losses[0] == losses[1] and losses[0]
+
+
+# scripts/gpu.py. Its profile has more parts, which measure other configurations in the same way.
+DRY_PARTS = gpu.PARTS | {"profile": ("photos_grouped_convolutions", "sam")}
+CROPS = """
+    --model.{0}.size 32 --model.{0}.dims 8 16 --model.{0}.depth 1 --model.{0}.heads 2
+    --model.{0}.efficientnet=
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", DRY_PARTS)
+def test_every_piece_runs_dry(piece, tiny_flags, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(gpu, "PARTS", DRY_PARTS)
+    small_crops = CROPS.format("completer") + CROPS.format("outliner")
+    flags = shlex.join(tiny_flags) + small_crops + "--model.outliner.block-dims 8 16 8"
+    words = [piece, "--out", tmp_path, "--dry-run", f"--flags={flags}"]
+    end = command(gpu.main, *words)
+    assert end.code == 0, [log.read_text("utf-8")[-2000:] for log in tmp_path.glob("*.log")]
+    for part in DRY_PARTS[piece]:
+        result = json.loads((tmp_path / f"{part}.json").read_text("utf-8"))
+        assert "seconds" in str(result)
+    # There is nothing left to do.
+    assert command(gpu.main, *words).out == "dry run: no GPU was used, and no figure counts\n"
+
+
+def test_a_training_that_has_no_time_left_goes_on_in_the_next_call(
+    tiny_flags, tmp_path, monkeypatch, command
+):
+    monkeypatch.setattr(gpu, "PARTS", {"checks": ("default",)})
+    monkeypatch.setattr(gpu, "WORTH_STARTING", 0)
+    flags = shlex.join(tiny_flags)
+    words = ["checks", "--out", tmp_path, "--dry-run", f"--flags={flags}"]
+    first = command(gpu.main, *words, "--minutes", 0.001)
+    assert first.out == "default: left\ncall it again for default\n"
+    last = command(gpu.main, *words)
+    assert last.code == 0, (tmp_path / "default.log").read_text("utf-8")
+    assert json.loads((tmp_path / "default.json").read_text("utf-8"))["printed"]
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_without_a_gpu_no_piece_starts(tmp_path, refused):
+    assert "--dry-run" in refused(gpu.main, "profile", "--out", tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -104,7 +104,7 @@ def complete_part(completer: MaskCompleter) -> Part:
     """Builds the function that completes; its samples are noise, which is completed as well."""
     graphdef, _ = nnx.split(completer.abstract(completer.config))
     model = nnx.merge(graphdef, completer.weights)
-    # ONNX has XLA's convolution. Ours is chosen when a program runs, and on CPUs only.
+    # ONNX has a depthwise convolution of its own, in place of our sum of shifted products.
     for _, layer in nnx.iter_graph(model):
         if isinstance(layer, nnx.Conv) and layer.conv_general_dilated is depthwise_conv:
             layer.conv_general_dilated = jax.lax.conv_general_dilated
