@@ -362,10 +362,11 @@ class LoopConfig:
     out of train. val = the paper's protocol: the split is reported too, which the report says;
     files train on dev then."""
     evaluate_samples: int = 64
-    """Images in a quick evaluation, evenly spread over a file."""
+    """Images in a quick evaluation, evenly spread over a file; composed pictures at most 4 of each
+    photo."""
     report_samples: int = 100
-    """Images of each split in the final report; procedural and composed scenes only, files are
-    evaluated whole."""
+    """Images of each split in the final report; procedural and composed scenes only, at most 4 of
+    each photo. Files are evaluated whole."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,13 @@ from r2sm_jax.evaluation.tables import (
     report_markdown,
     to_markdown,
 )
-from r2sm_jax.synthetic.sources import REPORTED, SourceSpec, open_dataset, split_names
+from r2sm_jax.synthetic.sources import (
+    REPORTED,
+    SourceSpec,
+    open_dataset,
+    open_scored,
+    split_names,
+)
 
 
 def main() -> None:
@@ -89,11 +95,14 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     )
     split = args.split or ("all" if args.data else REPORTED)
     size = run.config.model.vision.image_size
-    count = args.samples or run.config.train.report_samples
-    sources = {
-        name: open_dataset(data, name, image_size=size, count=count)
-        for name in split_names(data.source, split)
-    }
+    sources = {}
+    for name in split_names(data.source, split):
+        if args.samples:
+            source = open_dataset(data, name, image_size=size, count=args.samples)
+        else:
+            count = run.config.train.report_samples
+            source = open_scored(data, name, image_size=size, count=count)
+        sources[name] = source
     is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(trained.source))
     trained_on = data.source if is_own else trained.source
     report, evaluated = evaluate(run, sources, data.source, trained_on)

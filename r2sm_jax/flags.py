@@ -45,7 +45,8 @@ class EvaluateConfig:
     backgrounds: str | None = None
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     samples: int | None = None
-    """Procedural or composed scenes a split; default: as in the run's report."""
+    """Procedural or composed scenes a split; default: as in the run's report, and at most 4 of each
+    composed photo."""
     compare: tuple[str, ...] = ()
     """Folders of reports (runs, or what --out wrote) to put side by side; the others are compared
     with the first."""

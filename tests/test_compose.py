@@ -21,6 +21,7 @@ from made_pictures import (
 )
 from PIL import Image
 
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
@@ -33,7 +34,13 @@ from r2sm_jax.synthetic.photos import (
 )
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
-from r2sm_jax.synthetic.sources import REPORTED, open_source, split_names
+from r2sm_jax.synthetic.sources import (
+    REPORTED,
+    open_dataset,
+    open_scored,
+    open_source,
+    split_names,
+)
 from r2sm_jax.tools.compose import compose, cutouts
 
 SIZE, NUM_PICTURES = 96, 60
@@ -320,6 +327,14 @@ def test_ten_photos_are_enough_for_all_splits(ten_photos):
     for split in splits:
         source = ComposeSource(ten_photos, split, 20, size=SIZE)
         assert any(max(hidden_shares(source[index]), default=0) for index in range(20))
+
+
+def test_of_few_photos_few_pictures_are_scored_unless_more_are_asked_for(ten_photos):
+    data = DataConfig(source=f"compose:{ten_photos}")
+    num_photos = len(Photos(ten_photos).photos_of_split("val"))
+    assert len(open_scored(data, "val", image_size=SIZE, count=100)) == 4 * num_photos
+    assert len(open_scored(data, "val", image_size=SIZE, count=3)) == 3
+    assert len(open_dataset(data, "val", image_size=SIZE, count=100)) == 100
 
 
 def test_where_hardly_anything_is_complete_the_rest_is_laid_over(ten_photos):

@@ -22,6 +22,8 @@ ALL = "all"
 """In place of the name of a split: those that `evaluate` scores unless it is told otherwise."""
 PROCEDURAL = ("scenes", "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
+SCORED_PICTURES_A_PHOTO = 4
+"""Of few photos no more pictures than that are scored: they would show the same things again."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def open_source(
     backgrounds: str | PathLike[str] | None = None,
     cutouts: str | PathLike[str] | None = None,
     need_images: bool = True,
+    max_pictures_a_photo: int | None = None,
 ) -> Source:
     """Opens one split of a data source.
 
@@ -113,6 +116,7 @@ def open_source(
         backgrounds: Folder of photos behind cut-outs.
         cutouts: Folder of cut-outs that are put into composed photographs for training.
         need_images: False if a dataset file may be alone; its samples then have no image.
+        max_pictures_a_photo: Limits `count` where the split has few photos to compose.
 
     Raises:
         InputError: The source or the split is unknown, or the data cannot be read.
@@ -131,9 +135,12 @@ def open_source(
         case "compose":
             from r2sm_jax.synthetic.compose import ComposeSource
 
-            return ComposeSource(
+            source = ComposeSource(
                 where.paths, split, count, images=images_dir, cutouts=cutouts, **options
             )
+            if max_pictures_a_photo is not None:
+                source.count = min(source.count, max_pictures_a_photo * len(source.photo_indices))
+            return source
 
         case "cutouts":
             from r2sm_jax.synthetic.cutouts import CutoutSource
@@ -146,6 +153,17 @@ def open_source(
 
             assert count is not None
             return SceneSource(split, count, **options)
+
+
+def open_scored(data: DataConfig, split: str, *, image_size: int, count: int) -> Source:
+    """Opens a split to score: of procedural data `count` samples, and fewer of few photos."""
+    return open_dataset(
+        data,
+        split,
+        image_size=image_size,
+        count=count,
+        max_pictures_a_photo=SCORED_PICTURES_A_PHOTO,
+    )
 
 
 def open_training(config: Config) -> Source:
@@ -186,7 +204,7 @@ def open_selecting(config: Config) -> Source:
     """Opens the split that selects weights: at most `evaluate_samples` images, evenly spread."""
     count = config.train.evaluate_samples
     size = config.model.vision.image_size
-    source = open_dataset(config.data, config.train.select_on, image_size=size, count=count)
+    source = open_scored(config.data, config.train.select_on, image_size=size, count=count)
     if len(source) <= count:
         return source
     return source.subset(number * len(source) // count for number in range(count))
@@ -200,7 +218,7 @@ def open_reported(config: Config) -> dict[str, Source]:
     count = config.train.report_samples
     sources: dict[str, Source] = {}
     for name in split_names(data.source, REPORTED):
-        source = open_dataset(data, name, image_size=size, count=count)
+        source = open_scored(data, name, image_size=size, count=count)
         if not any(source.queries_at(index) for index in range(len(source))):
             raise InputError(
                 f"{data.source}: the split {name}, which the run would report, has no queries; "
