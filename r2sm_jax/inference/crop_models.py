@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ from r2sm_jax.data.crops import (
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.crop_unet import CropOutput, CropUNet, make_completer, make_outliner
+from r2sm_jax.models.layers import build_abstract
 from r2sm_jax.models.matmul import JAX_PRECISION
 from r2sm_jax.query import Prompt
 
@@ -143,7 +145,7 @@ class CropModel:
     @classmethod
     def abstract(cls, config: Any) -> CropUNet:
         """Returns the network with shapes in place of weights."""
-        return nnx.eval_shape(lambda: cls.make(config, rngs=nnx.Rngs(0)))
+        return build_abstract(partial(cls.make, config))
 
     def updated(self, **values: Any) -> Any:
         """Returns a model with other weights, threshold or calibration, which shares the compiled

@@ -184,12 +184,12 @@ def open_head(config: ModelConfig, weights: Params) -> Head:
     import jax.numpy as jnp
     from flax import nnx
 
+    from r2sm_jax.models.layers import build_abstract
     from r2sm_jax.models.mask_type_heads import LEARNED
     from r2sm_jax.models.matching import put_weights
 
     make, text = LEARNED[config.head], config.text
-    abstract = nnx.eval_shape(lambda: make(text.dim, len(text.layers), rngs=nnx.Rngs(0)))
-    graphdef, shapes = nnx.split(abstract)
+    graphdef, shapes = nnx.split(build_abstract(partial(make, text.dim, len(text.layers))))
     model = nnx.merge(graphdef, put_weights(shapes, weights))
     return lambda states, mask: np.asarray(
         model(jnp.asarray(states)[None], jnp.asarray(mask)[None])[0]

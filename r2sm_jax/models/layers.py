@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 from scipy.special import ndtr, ndtri
+
+M = TypeVar("M", bound=nnx.Module)
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
@@ -40,6 +42,23 @@ def freeze(module: nnx.Module) -> None:
             for name, value in list(vars(part).items()):
                 if isinstance(value, nnx.Param):
                     setattr(part, name, Buffer(value[...]))
+
+
+class SameKey(nnx.Rngs):
+    """Gives every weight the same key, and counts nothing."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
+
+
+def build_abstract(build: Callable[..., M]) -> M:
+    """Calls `build(rngs=...)`, and returns its module with shapes in place of arrays.
+
+    No weight is computed, so all may have one key. With `nnx.Rngs` this takes three times as long:
+    flax asks its count for a sharding, and under tracing the answer is an error whose text, which
+    nobody reads, is the whole program so far.
+    """
+    return nnx.eval_shape(lambda: build(rngs=SameKey(0)))
 
 
 def truncated_normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:

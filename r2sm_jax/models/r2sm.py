@@ -1,6 +1,7 @@
 """The segmenter: an image and the token states of its queries -> the masks of every query, and the
 mask type it asks for."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.classifier import Classifier
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
-from r2sm_jax.models.layers import MLP, Linear
+from r2sm_jax.models.layers import MLP, Linear, build_abstract
 from r2sm_jax.models.mask_decoder import (
     DecoderOutput,
     MaskDecoder,
@@ -388,7 +389,7 @@ def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
 
 def abstract_model(config: ModelConfig) -> R2SM:
     """Builds a model with shapes in place of arrays; nothing is computed."""
-    return nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+    return build_abstract(partial(build_model, config))
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

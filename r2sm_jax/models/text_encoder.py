@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Float16, Int
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import read_model_config, read_tensors
 from r2sm_jax.models.keys import BERT, DECODER_ONLY
-from r2sm_jax.models.layers import ACTIVATIONS, MLP, Attention, Linear, attend
+from r2sm_jax.models.layers import ACTIVATIONS, MLP, Attention, Linear, attend, build_abstract
 from r2sm_jax.models.matching import Tensor, match_weights, put_weights
 
 MASKED = -1e9
@@ -306,7 +306,7 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
         raise InputError(
             f"{folder}: activation {config.hidden_act!r} is not known: {', '.join(ACTIVATIONS)}"
         )
-    return nnx.eval_shape(lambda: ENCODERS[config.model_type](config, rngs=nnx.Rngs(0)))
+    return build_abstract(partial(ENCODERS[config.model_type], config))
 
 
 def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> TextEncoder:
