@@ -2,13 +2,11 @@
 
 Any COCO instances file teaches it: complete objects are hidden by others (docs/complete.md). It
 reads crops of 64 pixels and the features of a frozen EfficientNet-Lite2, which give most for the
-processor time (docs/log.md). Measured with 424 photos of COCO, `dev`, before regions of stuff were
-among the examples: amodal IoU 0.775 and occluded IoU 0.355 of hidden objects, after 65 minutes of
-processor time. That is less than the hull within
-the neighbours' masks; the released completer, which has 0.859 and 0.619, is a better start for your
-own data, with 300 steps at a tenth of the rate: `--init photos-small --model.completer.size 128
---model.completer.efficientnet= --train.steps 300 --train.evaluate-every 100
---optimizer.learning-rate 1e-4`.
+processor time (docs/log.md). With 424 photos of COCO and 65 minutes of processor time it is worse
+than the hull within the neighbours' masks (docs/results.md). The released completer is a better
+start for your own data, with 300 steps at a tenth of the rate: `--init photos-small
+--model.completer.size 128 --model.completer.efficientnet= --train.steps 300
+--train.evaluate-every 100 --optimizer.learning-rate 1e-4`.
 
     python -m r2sm_jax.train configs/completer.py \\
         --data.source compose:INSTANCES.json --data.images DIR

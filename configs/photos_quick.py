@@ -2,7 +2,7 @@
 a frozen backbone.
 
 Measured with EfficientNet-Lite0 and 424 photos of COCO, on photos that were not trained on: gIoU
-0.394, 0.328 with names that were not trained, occluded IoU 0.164; 2.2 seconds a step.
+0.394, 0.328 with names that were not trained; 2.2 seconds a step.
 
     python -m r2sm_jax.train configs/photos_quick.py \\
         --data.source compose:INSTANCES.json --data.images DIR

@@ -1,9 +1,8 @@
 """An hour on two CPU cores and 6 GB of memory: the default model on more scenes, for longer, at
 lower rates.
 
-Task: R2SM, arXiv 2506.01795. Measured on `val`: gIoU 0.852 (modal 0.857, amodal 0.848), occluded
-IoU 0.537, AP 0.702, type accuracy 1.000 (`val_phrasing` 0.976, `val_hard` 0.944); 55 minutes, at
-0.30 s a step, on a processor with AMX.
+Task: R2SM, arXiv 2506.01795. Measured on `val`: gIoU 0.852, occluded IoU 0.537, type accuracy
+1.000 (`val_phrasing` 0.976, `val_hard` 0.944); 55 minutes on a processor with AMX.
 
     python -m r2sm_jax.train configs/scenes_hour.py
 """
