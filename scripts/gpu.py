@@ -69,7 +69,14 @@ ENVIRONMENT = {
     # JAX would take the memory of torch.
     "torch": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 }
-TESTS = ("test_gpu", "test_attention", "test_losses", "test_optimizer", "test_models")
+TESTS = (
+    "test_gpu",
+    "test_layers",
+    "test_losses",
+    "test_optimizer",
+    "test_efficientnet",
+    "test_r2sm",
+)
 """Those that a GPU concerns."""
 WORTH_STARTING = 20
 """Seconds that must be left for another part."""

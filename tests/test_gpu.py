@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import gpu
 import jax
@@ -91,6 +92,10 @@ def test_every_piece_runs_dry(piece, tiny_flags, tmp_path, monkeypatch, command)
         assert "seconds" in str(result)
     # There is nothing left to do.
     assert command(gpu.main, *words).out == "dry run: no GPU was used, and no figure counts\n"
+
+
+def test_the_tests_for_a_gpu_are_there():
+    assert all(Path(__file__).with_name(f"{name}.py").exists() for name in gpu.TESTS)
 
 
 def test_a_training_that_has_no_time_left_goes_on_in_the_next_call(
