@@ -46,7 +46,6 @@ from r2sm_jax.training.run_folder import read_config, resolve_auto
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 ROOT = Path(__file__).parents[1]
-SAM_CONFIG = ROOT / "configs/r2sm_cocoa_cls.py"
 PARTS = {
     "profile": (
         "photos",
@@ -189,7 +188,8 @@ def part_command(args: GpuConfig, part: str) -> list[str]:
     """The command of a part: a training, another command of the package, or this file again."""
     python = [sys.executable, "-m"]
     run = args.out / part
-    if flags := training_flags(args).get(part):
+    flags = training_flags(args).get(part)
+    if flags is not None:
         # A run keeps its configuration.
         flags = ["--resume"] if run.exists() else flags
         return [*python, "r2sm_jax.train", *flags, "--run", str(run)]
@@ -219,31 +219,23 @@ def training_flags(args: GpuConfig) -> dict[str, list[str]]:
     released ones did, and the segmenter takes thirteen times the steps, all with new pictures.
     """
     if args.dry_run:
-        parts = {name: ["--train.part", name] for name in ("completer", "outliner", "segmenter")}
-        parts["default"] = []
+        parts = {name: f"--train.part {name}" for name in ("completer", "outliner", "segmenter")}
     else:
-        fresh = [
-            "--data.source", args.data, "--data.fresh",
-            "--data.workers", str((os.cpu_count() or 2) - 1),
-        ]  # fmt: skip
+        workers = max(1, (os.cpu_count() or 2) - 1)
+        fresh = f"--data.source {shlex.quote(args.data)} --data.fresh --data.workers {workers}"
+        configs = shlex.quote(str(ROOT / "configs"))
         parts = {
-            "completer": [
-                "configs/completer.py", *fresh, "--model.completer.size", "128",
-                "--model.completer.efficientnet=", "--train.batch-size", "256",
-                "--train.steps", "13400", "--train.evaluate-every", "2680",
-            ],
-            "outliner": [
-                "configs/outliner.py", *fresh, "--train.batch-size", "64",
-                "--train.steps", "9000", "--train.evaluate-every", "1800",
-            ],
-            "segmenter": [
-                "configs/photos.py", *fresh, "--train.batch-size", "24", "--train.steps", "20000",
-                "--train.evaluate-every", "2000", "--train.checkpoint-every", "2000",
-                "--train.ema", "0.999", "--model.dtype", "bfloat16",
-            ],
-            "default": [],
-        }  # fmt: skip
-    return {name: [*flags, *shlex.split(args.flags)] for name, flags in parts.items()}
+            "completer": f"""{configs}/completer.py {fresh}
+                --model.completer.size 128 --model.completer.efficientnet=
+                --train.batch-size 256 --train.steps 13400 --train.evaluate-every 2680""",
+            "outliner": f"""{configs}/outliner.py {fresh}
+                --train.batch-size 64 --train.steps 9000 --train.evaluate-every 1800""",
+            "segmenter": f"""{configs}/photos.py {fresh}
+                --train.batch-size 24 --train.steps 20000 --train.evaluate-every 2000
+                --train.checkpoint-every 2000 --train.ema 0.999 --model.dtype bfloat16""",
+        }
+    parts["default"] = ""
+    return {name: shlex.split(f"{flags} {args.flags}") for name, flags in parts.items()}
 
 
 # Measurements
@@ -431,7 +423,7 @@ def measure_torch(args: GpuConfig) -> dict[str, Any]:
 
 def sam_config(args: GpuConfig) -> VisionConfig:
     """SAM ViT-B without published weights, or a small one of the same layout."""
-    vision = load_config_file(SAM_CONFIG).model.vision
+    vision = load_config_file(ROOT / "configs/r2sm_cocoa_cls.py").model.vision
     config = replace(
         vision,
         dim=768,

@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 
 from r2sm_jax import train
+from r2sm_jax.cli import parse_config
 from r2sm_jax.config import TextConfig
 from r2sm_jax.models.r2sm import R2SM
 
@@ -96,6 +97,13 @@ def test_every_piece_runs_dry(piece, tiny_flags, tmp_path, monkeypatch, command)
 
 def test_the_tests_for_a_gpu_are_there():
     assert all(Path(__file__).with_name(f"{name}.py").exists() for name in gpu.TESTS)
+
+
+@pytest.mark.parametrize("part", ["completer", "outliner", "segmenter", "default"])
+def test_a_real_training_has_flags_that_fit_together(part):
+    args = gpu.GpuConfig("release", data="compose:photos.json")
+    config = parse_config(gpu.training_flags(args)[part])
+    assert config.train.part == (part if part != "default" else "segmenter")
 
 
 def test_a_training_that_has_no_time_left_goes_on_in_the_next_call(
