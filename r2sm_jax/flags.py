@@ -66,8 +66,9 @@ class PredictConfig:
     image: Annotated[str, tyro.conf.Positional]
     """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or data set (.json) whose
     queries are asked."""
-    query: Annotated[str | None, tyro.conf.Positional] = None
-    """What to segment, such as "the complete shape of the red mug"; none with --queries."""
+    query: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """What to segment, such as "the complete shape of the red mug", or several of these; none with
+    --queries."""
     queries: str | None = None
     """File of queries: a data set (.json), or text with lines QUERY (every image) or IMAGE, a tab,
     QUERY."""
@@ -145,11 +146,11 @@ class ExportConfig:
     """Write the trained weights alone, in float16. Published weights and the language model are
     found by name when the export is loaded, and there is no StableHLO."""
     completer: str | None = None
-    """Run folder of a completer, which is put into the export, so that it completes given
-    masks."""
+    """Model whose completer is put into the export, so that it completes given masks: the run of
+    one, or a model that has one, such as photos-small."""
     outliner: str | None = None
-    """Run folder of an outliner, which is put into the export, so that it reads boxes and
-    clicks."""
+    """Model whose outliner is put into the export, so that it reads boxes and clicks: as
+    --completer."""
     push: str | None = None
     """Also upload the folder to owner/name on the Hugging Face hub, with the token of `hf auth
     login` or HF_TOKEN."""

@@ -56,14 +56,15 @@ def predict_one(args: PredictConfig) -> None:
         given["points"] = [clicks + [(*point, False) for point in args.not_point]]
     # Cheap checks come first, loading the model last.
     check_abstain(args.abstain)
-    read_requests([args.query], size, args.mask_type, **given)
+    query = args.query[0] if args.query else None
+    read_requests([query], size, args.mask_type, **given)
     if args.others is not None:
         given["others"] = [read_union(Path(args.others), size)]
 
     predictor = load(args.run, matmul_precision=args.matmul_precision).predictor
     predictor.set_image(image)
     (prediction,) = predictor.predict(
-        [args.query], mask_type=args.mask_type, abstain=args.abstain, **given
+        [query], mask_type=args.mask_type, abstain=args.abstain, **given
     )
     print(json.dumps(prediction.to_json()) if args.json else prediction.summary())
     if args.out or not args.json:
@@ -75,7 +76,7 @@ def predict_one(args: PredictConfig) -> None:
 def output_folder(args: PredictConfig) -> Path:
     """Returns where the files of one answer go: a folder without any, unless --overwrite is
     given."""
-    name = slug(args.query or "prompt")
+    name = slug(args.query[0] if args.query else "prompt")
     default = DEFAULT_OUT / Path(args.image).stem / name
     first = Path(args.out) if args.out else default
     further = first / name if args.out else default
@@ -96,7 +97,7 @@ def predict_many(args: PredictConfig) -> None:
     tasks = find_tasks(args.image, args.query, args.queries)
     number, of = parse_shard(args.shard)
     file = f"predictions-{number}-of-{of}.json" if of > 1 else PREDICTIONS
-    asked = slug(args.query) if args.query else Path(args.queries or args.image).stem
+    asked = slug(" ".join(args.query)) if args.query else Path(args.queries or args.image).stem
     out = Path(args.out) if args.out else DEFAULT_OUT / Path(args.image).resolve().stem / asked
     coco = Path(args.coco) if args.coco else None
     if coco:
@@ -137,15 +138,20 @@ def main() -> None:
         raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
     if args.others and not is_placed(args):
         raise InputError("--others are the neighbours of a --mask, a --box or a --point; give one")
-    has_query = args.query is not None or args.queries is not None or args.image.endswith(".json")
+    if len(args.query) > 1 and not any(" " in query for query in args.query):
+        raise InputError(
+            f"{' '.join(args.query)}: put a sentence into quotes, or give several words that are "
+            "queries each as a file, one a line, with --queries FILE"
+        )
+    has_query = args.query or args.queries is not None or args.image.endswith(".json")
     if not has_query and not is_placed(args):
         raise InputError(
             "there is no query; say what to segment, such as 'the red mug', or give --queries FILE"
         )
-    is_of_many = args.queries is not None or is_many(args.image)
+    is_of_many = args.queries is not None or len(args.query) > 1 or is_many(args.image)
     if args.coco and not is_of_many:
         raise InputError(
-            "--coco is for a folder of images, a data set or a file of queries; one answer has its "
+            "--coco is for a folder of images, a data set or several queries; one answer has its "
             "masks in its folder, and with --json as one JSON object"
         )
     if args.shard != "1/1" and not is_of_many:

@@ -91,7 +91,7 @@ def train(config: Config) -> Path:
         if not config.resume:
             before = [earlier] if earlier else []
             run_on_main(lambda: write_trained_on(folder, source.fingerprints(), before))
-        seconds = fit(task, folder, config.train)
+        seconds = fit(task, folder, config.train, keeps_start=config.init is not None)
         if seconds is None:
             print(f"continue with python -m r2sm_jax.train --resume --run {folder}", flush=True)
         elif reported:
@@ -141,6 +141,13 @@ def report_on_best(
 ) -> None:
     """Evaluates the best weights on every reported split and writes the report."""
     run = load(folder, matmul_precision=config.train.matmul_precision)
+    if run.step == 0:
+        print(
+            f"no step was better on {config.train.select_on} than {config.init}, whose weights the "
+            "run keeps; add photos with masks, or lower --optimizer.learning-rate and "
+            "--optimizer.muon-learning-rate",
+            flush=True,
+        )
     spec = config.data.source
     report, evaluated = evaluate(run, sources, spec, trained_on=spec)
     report["meta"]["minutes"] = round(seconds / 60, 2)

@@ -142,7 +142,6 @@ def without_queries(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("records", "sentence"),
     [
-        (without_queries(), "a COCO file of 2 images and 4 annotations, 0 of them ignored"),
         (without_queries(bbox=[9, 0, 6, 1]), "4 of 4 bboxes contradict their masks"),
         (without_queries(iscrowd=1), "all annotations are ignored"),
         (without_queries(image_id=7), "4 problems"),
@@ -155,6 +154,13 @@ def test_a_file_of_masks_alone_is_read_as_other_commands_read_it(
 ):
     end = command(main, "check", save(tmp_path, records))
     assert end.code == 2 and sentence in end.err, end
+
+
+@pytest.mark.parametrize("records", [without_queries(), good() | {"queries": []}])
+def test_good_masks_without_queries_are_no_fault(records, tmp_path, command):
+    end = command(main, "check", save(tmp_path, records))
+    assert end.code == 0 and "nothing wrong with 2 images, 4 annotations" in end.out
+    assert "queries" in end.out
 
 
 def fully_visible(records: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +224,6 @@ def test_boxes_in_the_place_of_masks(tmp_path, command):
 
 
 MISSING = [
-    (good() | {"queries": []}, "no queries"),
     (good() | {"queries": [], "annotations": []}, "no annotations"),
     (with_flags(*[CROWD] * 4), "all annotations are ignored"),
     (without_targets(good()), "no query has a target"),

@@ -124,6 +124,21 @@ def test_a_crop_model_starts_from_the_weights_of_another(part, flags, runs, tmp_
         np.testing.assert_allclose(after[name], value, rtol=1e-6)
 
 
+def test_weights_that_training_makes_worse_stay(
+    tiny_run, tiny_flags, tmp_path, command, monkeypatch
+):
+    def score(weights, step, folder):
+        return -step, {"giou": -step}, {}
+
+    monkeypatch.setattr(train, "segmenter_evaluation", lambda *_, **__: score)
+    end = command(train.main, *tiny_flags, "--init", tiny_run, "--run", tmp_path)
+    assert end.code == 0, end.err
+    assert f"no step was better on dev than {tiny_run}" in end.out
+    before, after = (load_file(run / "model.safetensors") for run in (tiny_run, tmp_path))
+    assert all(np.array_equal(after[name], value) for name, value in before.items())
+    assert 0 in logged(tmp_path, "dev/giou")
+
+
 def test_a_segmenter_starts_from_a_run_and_from_an_export_alike(tiny_run, tiny_config):
     from r2sm_jax.inference.load import load, load_weights
 

@@ -178,8 +178,8 @@ def test_the_objects_of_all_answers_as_coco_instances(stub, dataset, tmp_path, c
 
 def test_a_data_set_asks_its_queries_wherever_its_images_lie(dataset, photos):
     (own, named) = (
-        find_tasks(str(dataset / "val.json"), None, None),
-        find_tasks(str(photos), None, str(dataset / "val.json")),
+        find_tasks(str(dataset / "val.json"), (), None),
+        find_tasks(str(photos), (), str(dataset / "val.json")),
     )
     assert [task.queries for task in own] == [task.queries for task in named]
     assert own[0].path.parent == dataset and named[0].path.parent == photos
@@ -207,9 +207,9 @@ def test_lines_of_a_query_file_are_read_as_they_are_or_refused(content, texts, p
     file.write_bytes(content.encode())
     if isinstance(texts, str):
         with pytest.raises(InputError, match=texts):
-            find_tasks(str(photos), None, str(file))
+            find_tasks(str(photos), (), str(file))
         return
-    tasks = find_tasks(str(photos), None, str(file))
+    tasks = find_tasks(str(photos), (), str(file))
     counts = {task.name: len(task.queries) for task in tasks}
     assert len(counts) == (COUNT if 0 in texts else 1)
     assert all(counts[f"val_{number:06}.png"] == count for number, count in texts.items())
@@ -273,7 +273,7 @@ def test_a_bad_image_is_named_and_the_others_are_predicted(stub, photos, tmp_pat
 
 def test_a_photo_that_was_replaced_is_answered_anew(stub, photos, tmp_path):
     """And what is asked is what is written."""
-    tasks = find_tasks(str(photos), QUERY, None)
+    tasks = find_tasks(str(photos), [QUERY], None)
     predict_images(stub, tasks, tmp_path)
     before = fused(tmp_path)
     Image.new("RGB", (30, 20), "white").save(photos / "val_000003.png")
@@ -284,9 +284,17 @@ def test_a_photo_that_was_replaced_is_answered_anew(stub, photos, tmp_path):
     assert len(fused(tmp_path)) == 2
 
 
+def test_several_sentences_are_asked_about_every_image(stub, photos, tmp_path, command):
+    assert command(main, "RUN", photos, QUERY, "the cat", "--out", tmp_path / "many").code == 0
+    assert [entry["query"] for entry in fused(tmp_path / "many")] == [QUERY, "the cat"] * COUNT
+    image = photos / "val_000000.png"
+    assert command(main, "RUN", image, QUERY, "the cat", "--out", tmp_path / "one").code == 0
+    assert [entry["query"] for entry in fused(tmp_path / "one")] == [QUERY, "the cat"]
+
+
 def test_a_stopped_call_goes_on_without_repeating(stub, photos, tmp_path, monkeypatch):
     """Threads answer a batch while the model computes the next one, and are waited for."""
-    tasks = find_tasks(str(photos), QUERY, None)
+    tasks = find_tasks(str(photos), [QUERY], None)
     predict_images(stub, tasks, tmp_path / "whole")
     predict_logits = stub.predict_logits
     parts = []
@@ -321,10 +329,10 @@ def test_shards_answer_what_one_call_answers(stub, photos, tmp_path, command):
 
 
 def test_answers_of_something_else_are_refused(stub, photos, tmp_path):
-    tasks = find_tasks(str(photos / "val_000000.png"), QUERY, None)
+    tasks = find_tasks(str(photos / "val_000000.png"), [QUERY], None)
     predict_images(stub, tasks, tmp_path / "p")
     before = (tmp_path / "p" / PREDICTIONS).read_bytes()
-    other = find_tasks(str(photos / "val_000000.png"), "the cat", None)
+    other = find_tasks(str(photos / "val_000000.png"), ["the cat"], None)
     with pytest.raises(InputError, match=r"answer of another .*--overwrite"):
         predict_images(stub, other, tmp_path / "p")
     with pytest.raises(InputError, match="answer of another"):
@@ -358,13 +366,14 @@ def query_files(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["PHOTOS", QUERY, "--queries", "FILES/q.txt"], "leave out the sentence"),
-        (["FILES/nothing.json", QUERY], "leave out the sentence"),
+        (["PHOTOS", QUERY, "--queries", "FILES/q.txt"], "leave out '"),
+        (["FILES/nothing.json", QUERY], "leave out '"),
         (["PHOTOS", QUERY, "--json"], "--json"),
         (["PHOTOS", QUERY, "--mask", "FILES/bad/a.png"], "--mask"),
         (["PHOTOS", QUERY, "--box", "1", "2", "3", "4"], "--box"),
         (["PHOTOS", QUERY, "--shard", "2"], "--shard"),
         (["PHOTOS"], "no query"),
+        (["PHOTOS", "the", "mug"], "the mug: put a sentence into quotes"),
         (["FILES/empty", QUERY], "empty"),
         (["FILES/bad", QUERY], "a.png"),
         (["PHOTOS/*.jpg", QUERY], "*.jpg"),

@@ -100,7 +100,7 @@ def read_coco(
         raise InputError(f"{path}: there are no 'regions' of COCOA, or no 'images' of COCO in it")
     annotations = _dicts(data, "annotations")
     fields = _mask_fields(path, annotations, options)
-    names = _category_names(path, data)
+    names = _category_names(path, data, collector)
     if not names and options.kind == "kins":
         names = KINS_CATEGORIES
 
@@ -165,7 +165,7 @@ def read_results(
     results = load_json(path, "a COCO results file")
     listing = {} if listed_in is None else load_json(listed_in, "the COCO file of the results")
     listed = {image["id"]: image for image in _dicts(listing, "images")}
-    names = _category_names(listed_in or path, listing)
+    names = _category_names(listed_in or path, listing, collector)
     files = {} if listed else _files_by_stem(images_dir)
 
     of_images = defaultdict(list)
@@ -186,7 +186,8 @@ def read_results(
     for key, of_image in of_images.items():
         with collector.record(f"{path}: image {key!r}"):
             if listed and key not in listed:
-                raise ValueError(f"it is not among the images of {listed_in}")
+                some = ", ".join(map(repr, list(listed)[:3]))
+                raise ValueError(f"it is no image of {listed_in}, whose ids are {some}, ...")
             if listed:
                 image = listed[key]
             else:
@@ -289,14 +290,16 @@ def _dicts(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
 
 
-def _category_names(path: Path, data: Mapping[str, Any]) -> dict[int, str]:
-    """The names of the categories of a file by id. Raises InputError for an id with two names."""
+def _category_names(path: Path, data: Mapping[str, Any], collector: Collector) -> dict[int, str]:
+    """The names of the categories of a file by id, which `collector` gets as well. Raises
+    InputError for an id with two names."""
     names: dict[int, str] = {}
     for category in _dicts(data, "categories"):
         number, name = category["id"], category["name"]
         if names.setdefault(number, name) != name:
             both = f"{names[number]!r} and {name!r}"
             raise InputError(f"{path}: category {number} is {both}; give each an id of its own")
+        collector.category_ids.setdefault(" ".join(str(name).split()), number)
     return names
 
 

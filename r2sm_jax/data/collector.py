@@ -26,6 +26,8 @@ class Collector:
     """For each bad record its file, id and reason."""
     notes: dict[str, list[str]] = field(default_factory=dict)
     """What the user should know, each with the places that it holds for."""
+    category_ids: dict[str, int] = field(default_factory=dict)
+    """The ids that a COCO file gives its classes, by name."""
 
     @contextmanager
     def record(self, where: str, is_new: bool = True) -> Iterator[None]:

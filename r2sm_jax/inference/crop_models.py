@@ -424,6 +424,6 @@ def part_json(part: CropModel) -> dict[str, Any]:
 def no_part(part: str, name: str) -> InputError:
     """Returns the error for a model without a completer or outliner, to raise."""
     return InputError(
-        f"{name} has no {part}; put one in with python -m r2sm_jax.export MODEL --{part} RUN "
-        "--out DIR, or use another model"
+        f"{name} has no {part}; put one in, such as that of photos-small, with python -m "
+        f"r2sm_jax.export MODEL --{part} photos-small --out DIR"
     )

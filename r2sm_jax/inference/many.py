@@ -69,26 +69,28 @@ def is_dataset(path: str) -> bool:
     return Path(path).suffix.lower() == ".json"
 
 
-def find_tasks(image: str, query: str | None, queries: str | None) -> list[Task]:
+def find_tasks(image: str, texts: Sequence[str], queries: str | None) -> list[Task]:
     """Returns the tasks that a command line names.
 
     Args:
         image: an image, a folder of images, or a data set with queries of its own.
-        query: one query about every image, or
+        texts: queries about every image, or
         queries: a file of queries: a data set, whose images lie in the folder `image`, or text with
             lines QUERY (about every image) or IMAGE, a tab, QUERY.
 
     Raises InputError if there are no images or no queries, a file cannot be read, or it names
     images that do not exist.
     """
-    if query is not None and (queries is not None or is_dataset(image)):
-        raise InputError(f"{queries or image}: it asks queries of its own; leave out the sentence")
+    if texts and (queries is not None or is_dataset(image)):
+        raise InputError(f"{queries or image}: it asks queries of its own; leave out {texts[0]!r}")
     if is_dataset(image):
         tasks = _tasks_of_dataset(Path(image), None)
     elif queries is not None and is_dataset(queries):
         tasks = _tasks_of_dataset(Path(queries), image)
     else:
-        lines = [("", None, query or "")] if queries is None else _read_lines(Path(queries))
+        lines = (
+            [("", None, text) for text in texts] if queries is None else _read_lines(Path(queries))
+        )
         tasks = _tasks_of_lines(Path(image), lines)
     if not tasks:
         raise InputError(

@@ -30,10 +30,10 @@ def check(
     against: Path | None = None,
     against_images: Path | None = None,
 ) -> None:
-    """Reports all problems of a dataset file; exit code 2 if there are any.
+    """Reports all problems of a dataset file, or of a COCO file; exit code 2 if there are any.
 
     Args:
-        file: The dataset file.
+        file: The dataset file. It may have no queries yet.
         images: Folder of its images, if they are not beside it.
         against: Another dataset file, such as the training split: images in both are reported too.
         against_images: Folder of that file's images.
@@ -41,6 +41,7 @@ def check(
     content = file.read_bytes()
     if b'"queries"' not in content and (b'"annotations"' in content or b'"regions"' in content):
         check_masks(file, images)
+        return
     refuse(file, problems(content))
     for contradiction in check_contradictions(file, compare(parse(file, content))):
         warn(file, str(contradiction))
@@ -55,19 +56,23 @@ def check(
     for sentence in summary.warnings():
         warn(file, sentence)
     reason = summary.reason_for_nothing()
-    if reason:
+    only_lacks_queries = not summary.num_queries and summary.num_objects > summary.num_ignored
+    if reason and not only_lacks_queries:
         raise InputError(f"{file}: nothing can be trained or scored, since {reason}")
     print(
         f"{file}: nothing wrong with {len(dataset)} images, {summary.num_objects} annotations, "
         f"{summary.num_queries} queries"
     )
+    if only_lacks_queries:
+        print(
+            "to train or to score, it needs queries: "
+            f"python -m r2sm_jax.data queries template {file} --out OUT"
+        )
 
 
 def check_masks(file: Path, images: Path | None) -> None:
-    """Reports what is wrong with a COCO file that has no queries, as every command reads it.
-
-    Raises InputError for that, and for the queries that it lacks.
-    """
+    """Reports what is wrong with a COCO file, as every command reads it. Raises InputError for
+    that."""
     collector = Collector()
     truths = list(read_coco(file, images, collector=collector))
     refuse(file, iter(collector.bad))
@@ -75,10 +80,10 @@ def check_masks(file: Path, images: Path | None) -> None:
     summary = summarize(truths)
     if summary.num_ignored == summary.num_objects:
         raise InputError(f"{file}: {summary.reason_for_nothing()}")
-    raise InputError(
-        f"{file}: a COCO file of {len(truths)} images and {summary.num_objects} annotations, "
-        f"{summary.num_ignored} of them ignored, without queries; use data convert, or train on it "
-        "as compose:FILE"
+    print(
+        f"{file}: nothing wrong with {len(truths)} images, {summary.num_objects} annotations, "
+        f"{summary.num_ignored} of them ignored; a COCO file without queries: train on it as "
+        "compose:FILE, or write some with data convert"
     )
 
 

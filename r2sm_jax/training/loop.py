@@ -46,11 +46,12 @@ class Task(Protocol):
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Values]: ...
 
 
-def fit(task: Task, folder: Path, config: LoopConfig) -> float | None:
+def fit(task: Task, folder: Path, config: LoopConfig, *, keeps_start: bool = False) -> float | None:
     """Trains a task in a run folder, from its latest checkpoint if it has one.
 
-    A run that was killed and resumed is bit for bit one that never stopped, on the same machine and
-    devices.
+    With `keeps_start` the weights before the first step are evaluated, too: they stay the run's
+    best where training makes them worse. A run that was killed and resumed is bit for bit one that
+    never stopped, on the same machine and devices.
 
     Returns the seconds over all processes that trained the run one after the other; None where a
     signal stopped it. Raises InputError if a loss is not finite.
@@ -68,6 +69,16 @@ def fit(task: Task, folder: Path, config: LoopConfig) -> float | None:
 
     first = int(state.step) + 1
     logs = Logs(folder, config, start=first - 1)
+
+    def evaluate(step: int, weights: nnx.State) -> tuple[float, Mapping[str, Any]]:
+        score, figures, stored = run_on_main(partial(task.evaluate, weights, step, folder))
+        logs.record(step, numbers(figures))
+        return score, stored
+
+    if keeps_start and first == 1:
+        weights = to_host(nnx.merge_state(state.weights, task.constants))
+        best, stored = evaluate(0, weights)
+        run_on_main(partial(write_model, folder, task.part, weights, {"step": 0, **stored}))
     with signals_caught() as is_signalled:
         for step in range(first, config.steps + 1):
             state, values = task.step(state, next(batches))
@@ -80,9 +91,7 @@ def fit(task: Task, folder: Path, config: LoopConfig) -> float | None:
                 # At a signal there is no time to evaluate, but what was learned can be used.
                 score, stored = None, {}
                 if evaluates:
-                    evaluation = run_on_main(partial(task.evaluate, weights, step, folder))
-                    score, figures, stored = evaluation
-                    logs.record(step, numbers(figures))
+                    score, stored = evaluate(step, weights)
                 if best is None or (score is not None and score > best):
                     best = score
                     stored = {"step": step, **stored}

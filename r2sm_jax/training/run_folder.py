@@ -332,6 +332,7 @@ class Logs:
             self._write(step)
         elif step == self._first:
             jax.block_until_ready(values)
+            print(f"step {step}/{self._loop.steps}: the first one is done", flush=True)
             self.restart_clock(step)
 
     def _write(self, step: int) -> None:
