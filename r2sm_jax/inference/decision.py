@@ -19,8 +19,9 @@ ENGLISH = frozenset(
 """Words that nearly every English sentence has some of."""
 NOT_ENGLISH = frozenset(
     # German, Dutch
-    "aber auch auf bitte das dem den der des ein eine einem einen einer ganze ganzen hinter ist mit "
-    "nicht nur oder über und unter vom von vor welche zum achter alleen dat een het met niet onder op "
+    "aber auch auf bitte das dem den der des ein eine einem einen einer ganze ganzen hinter ist "
+    "mit nicht nur oder über und unter vom von vor welche zum "
+    "achter alleen dat een het met niet onder op "
     # French, Spanish, Portuguese, Italian
     "au aux avec cette ces dans derrière des du est et la le les ou pas qui sous sur "
     "toute une debajo del detrás el en las lo los para por que sin sobre toda una y atrás "
