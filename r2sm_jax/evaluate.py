@@ -95,14 +95,12 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     )
     split = args.split or ("all" if args.data else REPORTED)
     size = run.config.model.vision.image_size
-    sources = {}
-    for name in split_names(data.source, split):
-        if args.samples:
-            source = open_dataset(data, name, image_size=size, count=args.samples)
-        else:
-            count = run.config.train.report_samples
-            source = open_scored(data, name, image_size=size, count=count)
-        sources[name] = source
+    count = args.samples or run.config.train.report_samples
+    open_split = open_dataset if args.samples else open_scored
+    sources = {
+        name: open_split(data, name, image_size=size, count=count)
+        for name in split_names(data.source, split)
+    }
     is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(trained.source))
     trained_on = data.source if is_own else trained.source
     report, evaluated = evaluate(run, sources, data.source, trained_on)

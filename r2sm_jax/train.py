@@ -35,7 +35,7 @@ from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.selection import segmenter_evaluation
 from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
-from r2sm_jax.inference.model_folder import find_folder, write_trained_on
+from r2sm_jax.inference.model_folder import find_folder, read_stored, write_trained_on
 from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.sources import (
@@ -94,7 +94,15 @@ def train(config: Config) -> Path:
         seconds = fit(task, folder, config.train, keeps_start=config.init is not None)
         if seconds is None:
             print(f"continue with python -m r2sm_jax.train --resume --run {folder}", flush=True)
-        elif reported:
+            return folder
+        if read_stored(folder)["step"] == 0:
+            print(
+                f"no step was better on {config.train.select_on} than {config.init}, whose weights "
+                "the run keeps; add photos with masks, or lower --optimizer.learning-rate and "
+                "--optimizer.muon-learning-rate",
+                flush=True,
+            )
+        if reported:
             run_on_main(lambda: report_on_best(config, folder, reported, seconds))
     return folder
 
@@ -141,13 +149,6 @@ def report_on_best(
 ) -> None:
     """Evaluates the best weights on every reported split and writes the report."""
     run = load(folder, matmul_precision=config.train.matmul_precision)
-    if run.step == 0:
-        print(
-            f"no step was better on {config.train.select_on} than {config.init}, whose weights the "
-            "run keeps; add photos with masks, or lower --optimizer.learning-rate and "
-            "--optimizer.muon-learning-rate",
-            flush=True,
-        )
     spec = config.data.source
     report, evaluated = evaluate(run, sources, spec, trained_on=spec)
     report["meta"]["minutes"] = round(seconds / 60, 2)

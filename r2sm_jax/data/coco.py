@@ -299,7 +299,8 @@ def _category_names(path: Path, data: Mapping[str, Any], collector: Collector) -
         if names.setdefault(number, name) != name:
             both = f"{names[number]!r} and {name!r}"
             raise InputError(f"{path}: category {number} is {both}; give each an id of its own")
-        collector.category_ids.setdefault(" ".join(str(name).split()), number)
+        if type(number) is int:
+            collector.category_ids.setdefault(" ".join(str(name).split()), number)
     return names
 
 

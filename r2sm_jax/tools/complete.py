@@ -92,9 +92,10 @@ def complete(
     # Of the whole source, so that a class has one id in the files of all shards.
     names = [" ".join(i.category.split()) or NO_NAME for t in truths for i in t.instances]
     ids = collector.category_ids
-    categories = {name: ids[name] for name in dict.fromkeys(names) if name in ids}
-    for name in names:
-        categories.setdefault(name, max(categories.values(), default=0) + 1)
+    categories = {
+        name: ids.setdefault(name, max(ids.values(), default=0) + 1)
+        for name in dict.fromkeys(names)
+    }
     drawn = [DRAWN_FROM in i.fields for truth in truths for i in truth.instances]
     outliner = load_part(model, "outliner") if any(drawn) else None
     completed = []
