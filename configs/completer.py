@@ -13,12 +13,13 @@ start for your own data, with 300 steps at a tenth of the rate: `--init photos-s
 """
 
 from r2sm_jax.config import (
+    CROP_EMA,
+    CROP_RECIPE,
     CompleterConfig,
     Config,
     DataConfig,
     LoopConfig,
     ModelConfig,
-    OptimizerConfig,
     VisionConfig,
 )
 
@@ -30,16 +31,15 @@ def get_config() -> Config:
             vision=VisionConfig(image_size=448),
             completer=CompleterConfig(size=64, efficientnet="efficientnet-lite2"),
         ),
-        data=DataConfig(scenes=100_000, queries=1),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
+        data=DataConfig(scenes=100_000),
+        optimizer=CROP_RECIPE,
         train=LoopConfig(
             part="completer",
             steps=2000,
             batch_size=8,
             evaluate_every=500,
             evaluate_samples=100,
-            # Its convolutions are small: bfloat16 takes 2.6 s of processor time for a step of 24
-            # crops of 128 pixels, float32 1.8 s.
+            ema=CROP_EMA,
             matmul_precision="float32",
         ),
     )

@@ -8,11 +8,12 @@ Any instance masks teach it (docs/complete.md). `json:` files show it the photos
 """
 
 from r2sm_jax.config import (
+    CROP_EMA,
+    CROP_RECIPE,
     Config,
     DataConfig,
     LoopConfig,
     ModelConfig,
-    OptimizerConfig,
     VisionConfig,
 )
 
@@ -21,13 +22,14 @@ def get_config() -> Config:
     return Config(
         # Pictures are composed at this size; the outliner itself sees crops of 160 pixels.
         model=ModelConfig(vision=VisionConfig(image_size=640)),
-        data=DataConfig(scenes=100_000, queries=1),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
+        data=DataConfig(scenes=100_000),
+        optimizer=CROP_RECIPE,
         train=LoopConfig(
             part="outliner",
             steps=2400,
             batch_size=6,
             evaluate_every=800,
             evaluate_samples=100,
+            ema=CROP_EMA,
         ),
     )

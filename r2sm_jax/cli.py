@@ -19,13 +19,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import tyro
 
-from r2sm_jax.config import Config, check_config
+from r2sm_jax.config import Config, check_config, default_config
 from r2sm_jax.errors import InputError
 
 T = TypeVar("T")
@@ -120,14 +121,17 @@ def _discard_output() -> None:
 def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
     """Reads `[CONFIG.py] [--flags]` into a checked configuration.
 
-    Flags override the file, or else `default`. Raises InputError as `load_config_file`,
-    `parse_flags` and `check_config`.
+    Flags override the file, else `default`, else the defaults of the part that is trained. Raises
+    InputError as `load_config_file`, `parse_flags` and `check_config`.
     """
     args = list(args)
     if args and not args[0].startswith("-"):
         default = load_config_file(Path(args.pop(0)))
-    prog = "python -m r2sm_jax.train [CONFIG.py]"
-    return check_config(parse_flags(Config, args, prog=prog, default=default or Config()))
+    parse = partial(parse_flags, Config, args, prog="python -m r2sm_jax.train [CONFIG.py]")
+    config = parse(default=default or Config())
+    if default is None and config.train.part != "segmenter":
+        config = parse(default=default_config(config.train.part))
+    return check_config(config)
 
 
 def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:

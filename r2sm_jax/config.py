@@ -2,9 +2,10 @@
 parses it."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from r2sm_jax.errors import InputError
 
@@ -15,6 +16,9 @@ published weights (inference/load.py)."""
 MaskPair = Literal["mask2former", "lisa", "sam"]
 MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (models/matmul.py)."""
+
+Part = Literal["segmenter", "completer", "outliner"]
+"""What can be trained."""
 
 LearnedHead = Literal["linear", "mlp", "layers", "attention"]
 LEARNED_HEADS: tuple[LearnedHead, ...] = get_args(LearnedHead)
@@ -274,12 +278,19 @@ class OptimizerConfig:
     """Peak rate of Muon's matrices."""
     weight_decay: float = 0.1
     """Weight decay of the matrices that AdamW trains."""
+    vector_weight_decay: float = 0.0
+    """Weight decay of vectors and tables."""
+    b2: float = 0.98
+    """Decay of AdamW's mean of squared gradients."""
     muon_weight_decay: float = 0.01
     momentum: float = 0.9
     """Nesterov momentum of Muon."""
     warmup_steps: int = 30
-    decay: Literal["linear", "cosine"] = "linear"
-    """How the rates fall from their peak to zero at the last step."""
+    """Steps to the peak of the rates; at most a fifth of the run, a tenth with `cosine_from_zero`.
+    """
+    decay: Literal["linear", "cosine", "cosine_from_zero"] = "linear"
+    """How the rates fall from their peak to zero at the last step. With `cosine_from_zero` they
+    also rise from zero, so that the first step changes nothing."""
     clip: float = 1.0
     """Largest global gradient norm; 0 = any."""
 
@@ -330,7 +341,7 @@ class LoopConfig:
     """The training loop. `resolve_auto` (training/run_folder.py) replaces `auto` and 0 by what is
     used, before the run folder is written."""
 
-    part: Literal["segmenter", "completer", "outliner"] = "segmenter"
+    part: Part = "segmenter"
     """segmenter: what decides and finds; completer: what completes a visible mask, anyone's;
     outliner: what draws the visible mask of a box or clicks (docs/complete.md)."""
     steps: int = 800
@@ -342,8 +353,8 @@ class LoopConfig:
     """Compute a batch in so many parts, to need the memory of one. The step is the same."""
     matmul_precision: MatmulPrecision = "auto"
     """Operands of matrix products in training, and in encoding its sentences. bfloat16 is for dense
-    layers. auto = bfloat16 on CPUs with AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on
-    accelerators."""
+    layers. auto = tensorfloat32 on accelerators, float32 on CPUs; for a segmenter bfloat16 on CPUs
+    with AMX or AVX512-BF16."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
     ema: float = 0.0
@@ -416,12 +427,79 @@ class Config:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
+# The parts that can be trained
+
+CROP_RECIPE = OptimizerConfig(
+    name="adamw",
+    learning_rate=1e-3,
+    weight_decay=0.02,
+    vector_weight_decay=0.02,
+    b2=0.999,
+    warmup_steps=300,
+    decay="cosine_from_zero",
+)
+"""How completer and outliner are trained."""
+CROP_EMA = 0.999
+"""Their weights are averaged over about the last thousand steps."""
+READ_BY_CROPS = """run resume init model.vision.image_size data.source data.images data.backgrounds
+    data.cutouts data.scenes data.seed optimizer.name optimizer.learning_rate optimizer.weight_decay
+    optimizer.vector_weight_decay optimizer.b2 optimizer.warmup_steps optimizer.decay optimizer.clip
+    train.part train.steps train.batch_size train.devices train.accumulate train.matmul_precision
+    train.deterministic train.ema train.seed train.log_every train.evaluate_every
+    train.checkpoint_every train.select_on train.evaluate_samples distributed""".split()
+"""What the trainings of completer and outliner read: fields, or groups of them."""
+
+
+def default_config(part: Part) -> Config:
+    """Returns what a part is trained with where nothing else is given."""
+    if part == "segmenter":
+        return Config()
+    return Config(optimizer=CROP_RECIPE, train=LoopConfig(part=part, ema=CROP_EMA))
+
+
+def is_read(name: str, part: Part) -> bool:
+    """Whether the training of a part reads a field, such as "data.mirror"."""
+    of_crops = {"model.completer", "model.outliner"}
+    words = name.split(".")
+    groups = {".".join(words[:end]) for end in range(1, len(words) + 1)}
+    if part == "segmenter":
+        return not groups & of_crops
+    return bool(groups & {*READ_BY_CROPS, f"model.{part}"})
+
+
+def refuse_unread(config: Config) -> None:
+    """Raises InputError, which names flag and part, for a field that the part does not read and
+    that is not the default."""
+    part = config.train.part
+    if part != "segmenter" and config.optimizer.name == "muon":
+        raise InputError(
+            f"--optimizer.name muon: --train.part {part} is trained with adamw; give that, and the "
+            f"other options of the optimizer as in configs/{part}.py"
+        )
+    for name, value in flat_fields(config):
+        if not is_read(name, part) and value != attrgetter(name)(default_config(part)):
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} {value}: --train.part {part} does not read it; leave it out")
+
+
+def flat_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name and the value of each field of a configuration."""
+    for field_ in fields(config):
+        name, value = prefix + field_.name, getattr(config, field_.name)
+        if is_dataclass(value):
+            yield from flat_fields(value, f"{name}.")
+        else:
+            yield name, value
+
+
+# Checks
+
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         """train.steps train.batch_size train.log_every train.checkpoint_every train.evaluate_every
         train.accumulate train.evaluate_samples train.report_samples data.queries data.scenes
         data.instances distributed.fsdp model.vision.patch_size model.vision.heads
-        model.decoder.heads model.decoder.depth""".split(),
+        model.decoder.heads model.decoder.depth optimizer.warmup_steps""".split(),
         (1, math.inf),
     ),
     **dict.fromkeys(
@@ -442,13 +520,15 @@ RANGES: dict[str, tuple[float, float]] = {
 
 def check_config(config: Config) -> Config:
     """Returns a configuration, but raises InputError, which names flag and remedy, for values with
-    which training would fail later, or learn nothing of a part."""
+    which training would fail later or learn nothing of a part, and for those that it would not
+    read."""
     for name, (low, high) in RANGES.items():
         value = attrgetter(name)(config)
         if not low <= value <= high:
             flag = f"--{name.replace('_', '-')}"
             limit = f"at least {low}" if value < low else f"at most {high}"
             raise InputError(f"{flag} {value}: give {limit}")
+    refuse_unread(config)
     check_model(config.model)
     slots, select_on = config.model.decoder.slots, config.train.select_on
     if slots > config.data.instances:

@@ -23,7 +23,6 @@ if __name__ == "__main__":
 import jax
 from flax import nnx
 from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh
 from PIL import Image
 
 from r2sm_jax.config import LEARNED_HEADS, Config
@@ -44,8 +43,10 @@ from r2sm_jax.synthetic.sources import (
     open_training,
     warn_of_shared_pictures,
 )
-from r2sm_jax.training.crop_models import CropTask
+from r2sm_jax.training.completer import COMPLETER
+from r2sm_jax.training.crops import crop_task
 from r2sm_jax.training.loop import Task, fit
+from r2sm_jax.training.outliner import OUTLINER
 from r2sm_jax.training.processes import check_same, make_mesh, run_on_main, running
 from r2sm_jax.training.run_folder import (
     find_run,
@@ -54,7 +55,13 @@ from r2sm_jax.training.run_folder import (
     read_config,
     resolve_auto,
 )
-from r2sm_jax.training.segmenter import SegmenterTask, prepare_data
+from r2sm_jax.training.segmenter import prepare_data, segmenter_task
+
+CROP_PARTS = {
+    "completer": (COMPLETER, completer_evaluation),
+    "outliner": (OUTLINER, outliner_evaluation),
+}
+"""What is trained on crops, and what scores it."""
 
 
 def train(config: Config) -> Path:
@@ -64,12 +71,13 @@ def train(config: Config) -> Path:
     """
     config = resolve_auto(config)
     earlier = find_run(config) if config.resume else config.init and find_folder(config.init)
-    known = read_config(earlier).model if earlier else None
-    model = fill_sizes(config.model, known)
-    if known is not None:
-        # Its constants come with the weights, from a run that may be older than it is.
-        model = replace(model, classifier=known.classifier)
-    config = replace(config, model=model)
+    if config.train.part == "segmenter":
+        known = read_config(earlier).model if earlier else None
+        model = fill_sizes(config.model, known)
+        if known is not None:
+            # Its constants come with the weights, from a run that may be older than it is.
+            model = replace(model, classifier=known.classifier)
+        config = replace(config, model=model)
     check_same(flatten_dict(to_json(config), sep="."))
     mesh = make_mesh(config.train, config.distributed.fsdp)
 
@@ -78,20 +86,19 @@ def train(config: Config) -> Path:
     print(f"{len(source):,} training images", flush=True)
     reported = open_reported(config) if config.train.part == "segmenter" else {}
     warn_of_shared_pictures(source, {config.train.select_on: dev, **reported})
-    task, inputs = make_task(config, source, dev, mesh)
     # The loop reads the weights of a checkpoint.
-    has_weights = config.resume and has_checkpoint(find_run(config))
-    if not has_weights and config.init:
-        task.set_weights(initial_weights(config.init, config))
-    elif not has_weights:
-        task.load_pretrained()
+    has_checkpoints = config.resume and has_checkpoint(find_run(config))
+    published = not config.init and not has_checkpoints
+    task, inputs = make_task(config, source, dev, published=published)
+    if config.init and not has_checkpoints:
+        nnx.update(task.model, initial_weights(config.init, config))
 
     with open_run(config, inputs) as folder:
         print(f"run folder {folder}", flush=True)
         if not config.resume:
             before = [earlier] if earlier else []
             run_on_main(lambda: write_trained_on(folder, source.fingerprints(), before))
-        seconds = fit(task, folder, config.train, keeps_start=config.init is not None)
+        seconds = fit(task, folder, config, mesh, keeps_start=config.init is not None)
         if seconds is None:
             print(f"continue with python -m r2sm_jax.train --resume --run {folder}", flush=True)
             return folder
@@ -108,16 +115,16 @@ def train(config: Config) -> Path:
 
 
 def make_task(
-    config: Config, source: Source, dev: Source, mesh: Mesh
+    config: Config, source: Source, dev: Source, *, published: bool
 ) -> tuple[Task, dict[str, Any]]:
-    """Makes what is trained, with random weights. Returns also the hashes of what it reads.
+    """Makes what is trained. Returns also the hashes of what it reads.
 
-    `dev`: selects the best weights.
+    `dev`: selects the best weights; `published`: whether the model gets the published weights that
+    it names, else random ones.
     """
-    part = config.train.part
-    if part != "segmenter":
-        make_evaluation = completer_evaluation if part == "completer" else outliner_evaluation
-        task = CropTask(config, source, mesh, make_evaluation(config, dev))
+    if config.train.part != "segmenter":
+        part, make_evaluation = CROP_PARTS[config.train.part]
+        task = crop_task(part, config, source, make_evaluation(config, dev), published=published)
         return task, {"data": {"sha256": hash_data(source, read_some(source))}}
 
     # Only a head that reads words learns from sentences without an image.
@@ -128,7 +135,7 @@ def make_task(
     evaluation = segmenter_evaluation(config, data.texts, dev, fit_absence=fit_absence)
     language_model = {"name": config.model.text.name, **data.texts.identity}
     inputs = {"language_model": language_model, "data": {"sha256": data.sha256}}
-    return SegmenterTask(config, data, mesh, evaluation), inputs
+    return segmenter_task(config, data, evaluation, published=published), inputs
 
 
 def initial_weights(name: str, config: Config) -> nnx.State:

@@ -29,6 +29,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import tyro
+from flax import nnx
 from grain import DatasetIterator
 from PIL import Image, ImageDraw
 from rich.console import Console
@@ -45,13 +46,15 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import fill_sizes
+from r2sm_jax.models.r2sm import build_model
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.synthetic.sources import load_json_split, open_source, open_training
+from r2sm_jax.training.losses import segmenter_loss
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
 from r2sm_jax.training.segmenter import TrainingData, prepare_data
-from r2sm_jax.training.step import init_state, jit_train_step, split_model
+from r2sm_jax.training.step import init_state, jit_train_step
 
 Figures = Iterator[tuple[str, str]]
 """Names and figures, as they are measured."""
@@ -113,16 +116,17 @@ def make_batches(data: TrainingData, config: Config) -> DatasetIterator:
 
 def make_step(config: Config, data: TrainingData) -> Callable[[Batch], Any]:
     """The training step on one device. It keeps its state, and returns the losses of a batch."""
-    graphdef, params, constants = split_model(fill_sizes(config.model), 0)
+    model = build_model(fill_sizes(config.model), rngs=nnx.Rngs(0))
+    graphdef, params, constants = nnx.split(model, nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
     state = init_state(params, optimizer)
-    names = jax.device_put(data.names)
-    train_step = jit_train_step(graphdef, optimizer, config)
+    loss = segmenter_loss(config, data.names)
+    train_step = jit_train_step(graphdef, loss, optimizer, config.train)
 
     def step(batch: Batch) -> Any:
         nonlocal state
-        state, values = train_step(state, constants, batch, names)
-        return values
+        state, losses = train_step(state, constants, batch)
+        return losses
 
     return step
 

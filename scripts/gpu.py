@@ -29,6 +29,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tyro
 from flax import nnx
 
@@ -40,12 +41,18 @@ from r2sm_jax.inference.model_folder import find_folder
 from r2sm_jax.models import efficientnet
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.models.mask_type_heads import LEARNED
+from r2sm_jax.models.r2sm import build_model
 from r2sm_jax.training import losses
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import read_config, resolve_auto
-from r2sm_jax.training.step import init_state, jit_train_step, split_model
+from r2sm_jax.training.step import init_state, jit_train_step
 
 ROOT = Path(__file__).parents[1]
+DRY_CROPS = """--train.part {0} --train.steps 2 --train.batch-size 2 --train.evaluate-samples 8
+    --data.scenes 8 --model.vision.image-size 64 --model.{0}.size 32 --model.{0}.dims 8 16
+    --model.{0}.depth 1 --model.{0}.heads 2 --model.{0}.efficientnet= --model.{0}.block-dims 8 16 8
+"""
+"""A training of a completer or an outliner in a dry run."""
 PARTS = {
     "profile": (
         "photos",
@@ -219,21 +226,23 @@ def training_flags(args: GpuConfig) -> dict[str, list[str]]:
     released ones did, and the segmenter takes thirteen times the steps, all with new pictures.
     """
     if args.dry_run:
-        parts = {name: f"--train.part {name}" for name in ("completer", "outliner", "segmenter")}
-    else:
-        workers = max(1, (os.cpu_count() or 2) - 1)
-        fresh = f"--data.source {shlex.quote(args.data)} --data.fresh --data.workers {workers}"
-        configs = shlex.quote(str(ROOT / "configs"))
-        parts = {
-            "completer": f"""{configs}/completer.py {fresh}
-                --model.completer.size 128 --model.completer.efficientnet=
-                --train.batch-size 256 --train.steps 13400 --train.evaluate-every 2680""",
-            "outliner": f"""{configs}/outliner.py {fresh}
-                --train.batch-size 64 --train.steps 9000 --train.evaluate-every 1800""",
-            "segmenter": f"""{configs}/photos.py {fresh}
-                --train.batch-size 24 --train.steps 20000 --train.evaluate-every 2000
-                --train.checkpoint-every 2000 --train.ema 0.999 --model.dtype bfloat16""",
-        }
+        parts = {name: DRY_CROPS.format(name) for name in ("completer", "outliner")}
+        parts |= dict.fromkeys(("segmenter", "default"), args.flags)
+        return {name: shlex.split(flags) for name, flags in parts.items()}
+
+    workers = max(1, (os.cpu_count() or 2) - 1)
+    source = f"--data.source {shlex.quote(args.data)}"
+    configs = shlex.quote(str(ROOT / "configs"))
+    parts = {
+        "completer": f"""{configs}/completer.py {source}
+            --model.completer.size 128 --model.completer.efficientnet=
+            --train.batch-size 256 --train.steps 13400 --train.evaluate-every 2680""",
+        "outliner": f"""{configs}/outliner.py {source}
+            --train.batch-size 64 --train.steps 9000 --train.evaluate-every 1800""",
+        "segmenter": f"""{configs}/photos.py {source} --data.fresh --data.workers {workers}
+            --train.batch-size 24 --train.steps 20000 --train.evaluate-every 2000
+            --train.checkpoint-every 2000 --train.ema 0.999 --model.dtype bfloat16""",
+    }
     parts["default"] = ""
     return {name: shlex.split(f"{flags} {args.flags}") for name, flags in parts.items()}
 
@@ -329,27 +338,29 @@ def measure_step(args: GpuConfig, config: Config) -> dict[str, Any]:
     """Compiles and times the training step of a configuration, on a batch of zeros."""
     loop = replace(config.train, devices=1, accumulate=1)
     config = resolve_auto(replace(config, train=loop))
-    graphdef, params, constants = split_model(config.model, 0)
+    model = build_model(config.model, rngs=nnx.Rngs(0))
+    graphdef, params, constants = nnx.split(model, nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
-    names = {group: jnp.ones((count, config.model.text.dim)) for group, count in VOCABULARY.items()}
+    dim = config.model.text.dim
+    names = {group: np.ones((count, dim), np.float32) for group, count in VOCABULARY.items()}
     state = init_state(params, optimizer)
+    step = jit_train_step(graphdef, losses.segmenter_loss(config, names), optimizer, config.train)
 
     started = time.monotonic()
-    lowered = jit_train_step(graphdef, optimizer, config).lower(state, constants, batch, names)
-    step = lowered.compile()
+    compiled = step.lower(state, constants, batch).compile()
     compile_seconds = time.monotonic() - started
 
     def one_step() -> Any:
         nonlocal state
-        state, values = step(state, constants, batch, names)
+        state, values = compiled(state, constants, batch)
         return values
 
     seconds = measure(one_step, jax.block_until_ready, args.dry_run)
-    results = describe_device() | figures(seconds, config.train.batch_size, count_flops(step))
+    results = describe_device() | figures(seconds, config.train.batch_size, count_flops(compiled))
     return results | {
         "compile_seconds": compile_seconds,
-        "kernels": dearest_kernels(one_step, step.as_text()),
+        "kernels": dearest_kernels(one_step, compiled.as_text()),
     }
 
 

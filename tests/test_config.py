@@ -2,14 +2,17 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from r2sm_jax.cli import from_json, parse_config, to_json
-from r2sm_jax.config import Config
+from r2sm_jax.cli import from_json, load_config_file, parse_config, to_json
+from r2sm_jax.config import Config, default_config, flat_fields, is_read, refuse_unread
 from r2sm_jax.errors import InputError
 from r2sm_jax.train import main as train
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 FILE = """from r2sm_jax.config import Config, LoopConfig
 def get_config():
     return Config({})
@@ -93,3 +96,48 @@ def test_a_config_file_that_does_not_load_is_named(tmp_path, code):
 
 def test_flags_say_all_that_is_not_the_default(tiny_flags, tiny_config):
     assert parse_config(tiny_flags) == tiny_config
+
+
+PARTS = ("segmenter", "completer", "outliner")
+
+
+def changed(config: Any, name: str) -> Any:
+    """A configuration with another value in one field, by its dotted name."""
+    name, _, rest = name.partition(".")
+    value = getattr(config, name)
+    if rest:
+        return replace(config, **{name: changed(value, rest)})
+    hint = get_type_hints(type(config))[name]
+    choices = [choice for choice in get_args(hint) if isinstance(choice, str | int)]
+    if choices and choices != [value]:
+        other = next(choice for choice in choices if choice != value)
+    elif isinstance(value, tuple):
+        other = (1, 2)
+    elif isinstance(value, str) or value is None:
+        other = "other"
+    else:
+        other = not value if isinstance(value, bool) else type(value)(value + 1)
+    return replace(config, **{name: other})
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_field_that_a_part_does_not_read_is_refused(part):
+    """tests/test_train.py shows that all others are read."""
+    default = default_config(part)
+    unread = [name for name, _ in flat_fields(default) if not is_read(name, part)]
+    assert len(unread) > 10
+    for name in unread:
+        flag = f"--{name.replace('_', '-')} "
+        with pytest.raises(InputError, match=f"{flag}.*--train.part {part} does not read it"):
+            refuse_unread(changed(default, name))
+
+
+@pytest.mark.parametrize("part", PARTS[1:])
+def test_completer_and_outliner_have_a_recipe_of_their_own(part):
+    """With flags alone it is that of their config file, and Muon is refused."""
+    config = parse_config(["--train.part", part, "--optimizer.learning-rate", "2e-4"])
+    file = load_config_file(CONFIGS / f"{part}.py")
+    assert config.optimizer == replace(file.optimizer, learning_rate=2e-4)
+    assert config.train.ema == file.train.ema > 0
+    with pytest.raises(InputError, match=f"muon: --train.part {part} .* configs/{part}.py"):
+        parse_config(["--train.part", part, "--optimizer.name", "muon"])

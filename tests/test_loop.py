@@ -164,21 +164,29 @@ def test_a_completer_reads_the_features_of_a_published_backbone(tmp_path, comman
     np.testing.assert_array_equal(kernel, expected.T)
 
 
+@pytest.mark.parametrize("name", ["loss", "gradient_norm"])
 @pytest.mark.usefixtures("steps_alone")
-def test_a_loss_that_is_not_finite_ends_with_its_step(tiny_flags, tmp_path, refused, monkeypatch):
-    step, count = train.SegmenterTask.step, iter(range(1, 9))
+def test_what_is_not_finite_ends_the_run_with_its_step_and_is_not_stored(
+    name, tiny_flags, tmp_path, refused, command, monkeypatch
+):
+    add = Logs.add
 
-    def broken(self, state, batch):
-        state, values = step(self, state, batch)
-        factor = np.nan if next(count) == 3 else 1
-        return state, values | {"loss": values["loss"] * factor}
+    def broken(self, step, values, *, wait):
+        add(self, step, values | {name: values[name] * (np.nan if step == 3 else 1)}, wait=wait)
 
-    monkeypatch.setattr(train.SegmenterTask, "step", broken)
-    flags = ("--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100)
+    run = tmp_path / "run"
+    flags = ("--train.log-every", 100, "--train.checkpoint-every", 1, "--train.evaluate-every", 1)
     flags = with_flags(tiny_flags, *flags)
-    message = refused(train.main, *flags, "--run", tmp_path / "run")
-    assert "step 3: the loss is not finite" in message
-    assert steps(tmp_path / "run") == [2]  # from where --resume goes on
+    with monkeypatch.context() as patch:
+        patch.setattr(Logs, "add", broken)
+        message = refused(train.main, *flags, "--run", run)
+    assert f"step 3: the {name.partition('_')[0]} is not finite" in message
+    assert steps(run) == [1, 2]
+    assert json.loads((run / "config.json").read_text())["step"] == 2
+    # What the message says can be done.
+    assert f"--init {run}" in message
+    lower = with_flags(flags, "--optimizer.learning-rate", 1e-4, "--init", run)
+    assert command(train.main, *lower, "--run", tmp_path / "new").code == 0
 
 
 def test_the_speed_leaves_out_what_is_no_training(tmp_path, monkeypatch):
@@ -187,10 +195,11 @@ def test_the_speed_leaves_out_what_is_no_training(tmp_path, monkeypatch):
     loop = train.Config().train
     logs = Logs(tmp_path, run_folder.replace(loop, log_every=1, steps=9), start=0)
     now = 10.0
-    logs.add(1, {"loss": np.array(1.0)}, wait=True)  # compiles for 10 s
+    losses = {"loss": np.array(1.0), "gradient_norm": np.array(1.0)}
+    logs.add(1, losses, wait=True)  # compiles for 10 s
     now = 100.0
     logs.restart_clock(1)  # an evaluation and a checkpoint lie between
     now = 104.0
-    logs.add(2, {"loss": np.array(1.0)}, wait=True)
+    logs.add(2, losses, wait=True)
     logs.close()
     assert logged(tmp_path)[2]["train/seconds_per_step"] == 4

@@ -15,14 +15,15 @@ from r2sm_jax.training.losses import (
     dense_losses,
     dice_loss,
     instance_loss,
+    loss_weights,
     mask_iou,
     mask_loss,
     pixel_mean,
     query_losses,
-    total_loss,
     type_loss,
     weighted_sum,
 )
+from r2sm_jax.training.step import total_loss
 from r2sm_jax.training.supervision import Targets, make_targets
 
 LN2 = float(np.log(2))
@@ -359,7 +360,10 @@ def test_the_total_is_the_weighted_sum():
     parts = {name: jnp.array(float(10**i)) for i, name in enumerate(names.split())}
     config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, aux=7, instance=8)
     expected = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11
-    assert total_loss(parts, config) == pytest.approx(expected)
+    weights = loss_weights(config, ["a", "b"])
+    assert total_loss(parts, weights) == pytest.approx(expected)
+    with pytest.raises(KeyError, match="new"):  # it would be logged and never trained
+        total_loss(parts | {"new": jnp.ones(())}, weights)
 
 
 def test_losses_of_parts_add_up_to_the_mean_of_the_batch():

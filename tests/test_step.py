@@ -13,8 +13,10 @@ from tiny_models import TINY
 
 from r2sm_jax.config import Config, LoopConfig, OptimizerConfig, VisionConfig
 from r2sm_jax.models.image_encoder import VisionEncoder
+from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.training.losses import segmenter_loss
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import init_state, jit_train_step, split_model
+from r2sm_jax.training.step import init_state, jit_train_step
 
 # Two blocks, so that there are masks after the first one to supervise. Parts keep the gradients of
 # all weights, and the head `attention` has more than the rest.
@@ -64,16 +66,17 @@ def batch() -> dict[str, Any]:
 def test_parts_of_a_batch_give_the_step_of_the_whole_in_less_memory(batch):
     """One step of plain gradient descent at rate 1. test_unchanged.py has one with the default
     optimizer."""
-    names = {"category": jnp.asarray(np.random.default_rng(1).normal(size=(5, 32)), jnp.float32)}
-    graphdef, params, constants = split_model(CONFIG, 0)
+    names = {"category": np.random.default_rng(1).normal(size=(5, 32)).astype(np.float32)}
+    graphdef, params, constants = nnx.split(R2SM(CONFIG, rngs=nnx.Rngs(0)), nnx.Param, ...)
     plain = optax.sgd(1.0)  # the update is the gradient: nothing hides a difference
     results = []
     for accumulate in (1, 4):
         state = init_state(jax.tree.map(jnp.copy, params), plain)
         loop = LoopConfig(accumulate=accumulate, matmul_precision="float32")
-        step = jit_train_step(graphdef, plain, Config(model=CONFIG, train=loop))
-        compiled = step.lower(state, constants, batch, names).compile()
-        after, logs = compiled(state, constants, batch, names)
+        loss = segmenter_loss(Config(model=CONFIG), names)
+        step = jit_train_step(graphdef, loss, plain, loop)
+        compiled = step.lower(state, constants, batch).compile()
+        after, logs = compiled(state, constants, batch)
         gradients = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), params, after.params)
         num_bytes = compiled.memory_analysis().temp_size_in_bytes
         results.append((logs, jax.tree.leaves(gradients), num_bytes))
@@ -90,14 +93,14 @@ def test_parts_of_a_batch_give_the_step_of_the_whole_in_less_memory(batch):
 
 def test_no_precision_setting_of_jax_changes_the_step(batch):
     """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
-    names = {"category": jnp.zeros((5, 32))}
-    graphdef, params, constants = split_model(CONFIG, 0)
+    names = {"category": np.zeros((5, 32), np.float32)}
+    graphdef, params, constants = nnx.split(R2SM(CONFIG, rngs=nnx.Rngs(0)), nnx.Param, ...)
     optimizer = make_optimizer(OptimizerConfig(), 10)
-    config = Config(model=CONFIG, train=LoopConfig(accumulate=1, matmul_precision="float32"))
+    loss = segmenter_loss(Config(model=CONFIG), names)
 
     def lower() -> str:
-        step = jit_train_step(graphdef, optimizer, config)
-        return step.lower(init_state(params, optimizer), constants, batch, names).as_text()
+        step = jit_train_step(graphdef, loss, optimizer, LoopConfig(matmul_precision="float32"))
+        return step.lower(init_state(params, optimizer), constants, batch).as_text()
 
     expected = lower()
     with jax.default_matmul_precision("bfloat16"):

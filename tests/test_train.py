@@ -6,19 +6,24 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from listed_source import ListedSource
-from run_files import logged
+from run_files import logged, with_flags
+from test_loop import COMPLETER, OUTLINER
 
 from r2sm_jax import predict, train as train_module
+from r2sm_jax.config import Config, default_config, flat_fields, is_read
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import load as loading
 from r2sm_jax.synthetic import sources
 from r2sm_jax.train import main
+
+NOT_OF_THE_TINY_RUN = {"segmenter": set()}
+"""What only other image encoders or other sources read."""
 
 
 def test_a_finished_run_can_be_resumed_and_only_reports(tiny_run, command, tmp_path):
@@ -69,13 +74,38 @@ def test_reported_splits_are_opened_before_training_starts(
     ("part", "words"),
     [("completer", "no hidden object whose complete shape is known"), ("outliner", "64 or more")],
 )
-def test_a_crop_model_needs_objects_to_be_judged_by(
-    part, words, tiny_flags, tmp_path, refused, monkeypatch
-):
+def test_a_crop_model_needs_objects_to_be_judged_by(part, words, tmp_path, refused, monkeypatch):
     monkeypatch.setattr(train_module, "open_selecting", lambda config: ListedSource([]))
-    flags = [*tiny_flags, "--train.part", part, "--run", tmp_path / "run"]
+    flags = ["--train.part", part, "--data.scenes", 8, "--run", tmp_path / "run"]
     assert words in refused(main, *flags)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("steps_alone")
+@pytest.mark.parametrize("part", ["segmenter", "completer", "outliner"])
+def test_a_training_reads_what_is_not_refused(part, tiny_flags, tmp_path, command, monkeypatch):
+    """Whatever copies, stores or checks a whole configuration does not count."""
+    read = set()
+
+    def record(group: type, prefix: str) -> None:
+        def get(self, name):
+            module = sys._getframe(1).f_globals["__name__"]
+            if module.startswith("r2sm_jax") and module not in ("r2sm_jax.config", "r2sm_jax.cli"):
+                read.add(prefix + name)
+            return object.__getattribute__(self, name)
+
+        monkeypatch.setattr(group, "__getattribute__", get)
+        for field in fields(group):
+            if is_dataclass(field.default_factory):
+                record(field.default_factory, f"{prefix}{field.name}.")
+
+    flags = {"segmenter": tiny_flags, "completer": COMPLETER, "outliner": OUTLINER}[part]
+    flags = with_flags(flags, "--train.steps", 1)
+    with monkeypatch.context() as monkeypatch:
+        record(Config, "")
+        assert command(main, *flags, "--run", tmp_path / "run").code == 0
+    names = {name for name, _ in flat_fields(default_config(part)) if is_read(name, part)}
+    assert names - read == NOT_OF_THE_TINY_RUN.get(part, set())
 
 
 @pytest.mark.slow

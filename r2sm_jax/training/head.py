@@ -7,7 +7,7 @@ the masks. It is no task of loop.py: nothing of so short a training is saved or 
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from r2sm_jax.data.prepare import drop_tokens
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.models.mask_type_heads import LEARNED, member_logits
 from r2sm_jax.training.losses import type_loss
+from r2sm_jax.training.step import init_state, update
 
 BATCH_SIZE = 128
 PADDED_LENGTHS = (12, 16, 22, 32, 48)
@@ -91,7 +92,7 @@ def train_head(
     """
     num_layers, text_dim = groups[0].states.shape[-2:]
     graphdef, params = nnx.split(LEARNED[name](text_dim, num_layers, rngs=nnx.Rngs(seed)))
-    opt_state = optimizer.init(params)
+    state = init_state(params, optimizer)
     rng = np.random.default_rng(seed)
     sizes = np.array([len(group.rows) for group in groups])
     # A batch has one padded length.
@@ -101,9 +102,9 @@ def train_head(
         # The default share: a head that is trained alone belongs to no run with a configuration.
         mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
         labels = is_amodal[group.rows[chosen]]
-        grads = _type_gradient(graphdef, params, group.states[chosen], mask, labels)
-        params, opt_state = _update(optimizer, grads, opt_state, params)
-    return TrainedHead(graphdef, params)
+        grads = _type_gradient(graphdef, state.params, group.states[chosen], mask, labels)
+        state = _update(state, grads, optimizer, 0.0)
+    return TrainedHead(graphdef, state.params)
 
 
 # A step is two programs, since compiling takes as long as training: the gradient is compiled for
@@ -126,9 +127,4 @@ def _type_gradient(
     return jax.grad(loss_fn)(params)
 
 
-@partial(jax.jit, static_argnums=0)
-def _update(
-    optimizer: optax.GradientTransformation, grads: nnx.State, opt_state: Any, params: nnx.State
-) -> tuple[nnx.State, Any]:
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return cast(nnx.State, optax.apply_updates(params, updates)), opt_state
+_update = jax.jit(update, static_argnums=(2, 3))

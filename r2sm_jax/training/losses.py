@@ -1,34 +1,40 @@
-"""Losses: pure functions of the model's output and of the targets (supervision.py).
+"""The segmenter's losses: pure functions of the model's output and of the targets (supervision.py).
 
 Everything is float32. A mask is reduced to one number first, then masks are averaged: a large mask
 weighs as much as a small one. The weights in the targets make each sum the mean of the whole batch,
 also where it is computed in parts.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from einops import rearrange, reduce
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from r2sm_jax.config import LossConfig, MaskPair
+from r2sm_jax.config import Config, LossConfig, MaskPair
+from r2sm_jax.data.batches import Batch
+from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_decoder import DecoderOutput, MaskKernels, predict_masks
-from r2sm_jax.models.r2sm import DenseOutput, ImageFeatures
+from r2sm_jax.models.r2sm import R2SM, DenseOutput, ImageFeatures
+from r2sm_jax.training.step import Loss, Losses
 from r2sm_jax.training.supervision import (
     POOL,
     MaskTargets,
     PixelTargets,
     Targets,
+    make_targets,
     pool_masks,
     take,
 )
 
+Names = Mapping[str, Float[np.ndarray, "_v e"]]
+"""Attribute -> text embeddings of the names of its v values."""
 HIDDEN_BIAS = -4.0
 """Added to the logits of hidden categories, most of which are absent at most pixels."""
-
-Losses = dict[str, Float[Array, ""]]
 
 
 class TrainingOutput(NamedTuple):
@@ -43,6 +49,65 @@ class TrainingOutput(NamedTuple):
     dense: DenseOutput
     names: dict[str, Float[Array, "_v e"]]
     """Projected text embeddings of each attribute's names."""
+
+
+def segmenter_loss(config: Config, names: Names) -> Loss:
+    """What a segmenter of a resolved configuration learns. `names`: embeddings of the words that
+    the training data have."""
+
+    def targets(batch: Batch, key: Key[Array, ""]) -> tuple[Batch, Targets]:
+        return batch, make_targets(batch, config.loss, head=config.model.head)
+
+    def losses(model: R2SM, part: tuple[Batch, Targets]) -> Losses:
+        batch, targets = part
+        output = predict_for_training(model, batch, names, targets.instance_regions)
+        threshold = config.model.mask_threshold
+        return compute_losses(output, targets, config.loss, threshold=threshold)
+
+    return Loss(targets, losses, loss_weights(config.loss, names))
+
+
+def loss_weights(config: LossConfig, attributes: Iterable[str]) -> dict[str, float]:
+    """The weight of each loss. All are relative to those of the fused masks, which is 1.
+    `attributes`: what pixels are named by."""
+    return {
+        "modal": 1.0,
+        "amodal": 1.0,
+        "aux": config.aux,
+        "slots": config.slots,
+        "instance": config.instance,
+        "type": config.type,
+        **dict.fromkeys(("presence", "slot_presence"), config.presence),
+        **dict.fromkeys(("iou", "slot_iou"), config.iou),
+        **{f"dense_{name}": config.dense for name in (*attributes, "hidden", "box")},
+    }
+
+
+def predict_for_training(
+    model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
+) -> TrainingOutput:
+    """Predicts everything that the losses compare with the targets."""
+    image_features = model.encode_image(batch["image"], batch["image_mask"])
+    decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
+
+    if model.head is not None:
+        # Heads that read words alone learn from sentences of their own, some without an image. In
+        # training they never read the queries in batch["text"].
+        states = batch["type_text"].astype(jnp.float32)
+        type_logits = heads.member_logits(model.head, states, batch["type_text_mask"])
+    else:
+        # The `decoder` head. References and `none` learn nothing here: their logit 0 adds the
+        # constant log 2 = 0.69, without a gradient, to the logged type loss and to the total.
+        type_logits = model.amodal_logit(batch["text"], batch["text_mask"], decoder)[None]
+
+    return TrainingOutput(
+        decoder=decoder,
+        image_features=image_features,
+        type_logits=type_logits,
+        instance_kernels=model.instance_kernels(image_features, instance_regions),
+        dense=model.dense_output(image_features),
+        names={group: model.name_projection(jnp.asarray(v)) for group, v in names.items()},
+    )
 
 
 def compute_losses(
@@ -66,23 +131,6 @@ def compute_losses(
         **dense_losses(output.dense, output.names, targets.pixels),
         "type": weighted_sum(type_losses, targets.type_weight),
     }
-
-
-def total_loss(losses: Losses, config: LossConfig) -> Float[Array, ""]:
-    """The weighted sum that is differentiated. The fused masks have no weight in `LossConfig`: all
-    others are relative to theirs, which is 1."""
-    dense = [loss for name, loss in losses.items() if name.startswith("dense_")]
-    return (
-        losses["modal"]
-        + losses["amodal"]
-        + config.aux * losses["aux"]
-        + config.slots * losses["slots"]
-        + config.instance * losses["instance"]
-        + config.type * losses["type"]
-        + config.presence * (losses["presence"] + losses["slot_presence"])
-        + config.iou * (losses["iou"] + losses["slot_iou"])
-        + config.dense * sum(dense)
-    )
 
 
 def weighted_sum(values: Float[Array, "*n"], weights: Float[Array, "*#n"]) -> Float[Array, ""]:
@@ -263,7 +311,7 @@ def dense_losses(
     amodal box.
 
     A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no
-    vocabulary is part of the weights. `total_loss` adds every loss whose name begins with "dense_".
+    vocabulary is part of the weights.
     """
     losses: Losses = {}
     for group, embeddings in names.items():

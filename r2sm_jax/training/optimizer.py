@@ -26,7 +26,10 @@ and 1 end between 0.33 and 1.65."""
 
 def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> optax.Schedule:
     """Builds a linear warm-up to `peak`, then a fall to zero after the last step, linearly or along
-    a cosine."""
+    a cosine (`OptimizerConfig.decay`)."""
+    if decay == "cosine_from_zero":
+        warmup = min(warmup, steps // 10 + 1)
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
     # A short run would otherwise end before its warm-up.
     warmup = min(warmup, max(1, steps // 5))
     # The first step has a rate above 0, since a step at rate 0 would be lost.
@@ -43,12 +46,12 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Builds the gradient transformation of a run of `steps` steps.
 
-    Only matrices are decayed. The published weights of `vision` are updated by AdamW at a share of
-    its rate and not decayed, since large steps would destroy what they know.
+    The published weights of `vision` are updated by AdamW at a share of its rate and not decayed,
+    since large steps would destroy what they know.
     """
     rates = partial(schedule, warmup=config.warmup_steps, steps=steps, decay=config.decay)
     rate = rates(config.learning_rate)
-    adamw = partial(optax.adamw, b2=0.98)
+    adamw = partial(optax.adamw, b2=config.b2)
     matrices = adamw(rate, weight_decay=config.weight_decay)
     muon = optax.chain(
         scale_by_muon(
@@ -62,7 +65,7 @@ def make_optimizer(
     )
     optimizers: dict[Hashable, optax.GradientTransformation] = {
         "published": adamw(rates(config.pretrained_rate * config.learning_rate), weight_decay=0.0),
-        "vector": adamw(rate, weight_decay=0.0),
+        "vector": adamw(rate, weight_decay=config.vector_weight_decay),
         "matrix": matrices,
         "muon": muon if config.name == "muon" else matrices,
     }

@@ -1,13 +1,11 @@
 """Training of the segmenter: what it reads, and the task."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import (
@@ -23,14 +21,12 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models.classifier import make_constants
 from r2sm_jax.models.matching import put_weights
 from r2sm_jax.models.pretrained import load_pretrained
+from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.query import Sentence
-from r2sm_jax.training.loop import Evaluate
-from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.processes import place, shard_batch, shard_locally
-from r2sm_jax.training.step import TrainState, Values, init_state, jit_train_step, split_model
+from r2sm_jax.training.loop import Evaluate, Task
+from r2sm_jax.training.losses import segmenter_loss
+from r2sm_jax.training.processes import shard_locally
 
-DEVICE_BATCHES = 2
-"""How many batches wait on the devices: while these compute a step, the next one has arrived."""
 NUM_SENTENCES = 600
 """About so many queries say what all have in common."""
 FITTING_QUANTILE = 0.99
@@ -128,110 +124,51 @@ def longest_fitting(lengths: Sequence[int]) -> int:
     return int(np.quantile(lengths, FITTING_QUANTILE, method="higher")) if lengths else 1
 
 
-class SegmenterTask:
-    """Trains a segmenter (training/loop.py).
+def segmenter_task(
+    config: Config, data: TrainingData, evaluate: Evaluate, *, published: bool
+) -> Task:
+    """Makes the task of a resolved configuration, which has all sizes.
 
-    Attributes:
-        constants: The weights that training leaves as they are.
-        graphdef: The model's structure.
+    `published`: whether the model gets its published weights, where it has some; else all weights
+    are random, for others to take their place. Raises InputError if published weights cannot be
+    read or do not fit.
     """
+    model = build_model(config.model, rngs=nnx.Rngs(config.train.seed))
+    print_parameters(model, data.texts)
+    if published:
+        load_published(model, data)
 
-    part = "segmenter"
-
-    def __init__(self, config: Config, data: TrainingData, mesh: Mesh, evaluate: Evaluate):
-        """Builds the model of a resolved configuration, which has all sizes, with random
-        weights."""
-        self.evaluate = evaluate
-        self._config, self._data, self._mesh = config, data, mesh
-        self.graphdef, params, constants = split_model(config.model, config.train.seed)
-        print_parameters(params, constants, data.texts)
-        self._params, self.constants = params, constants
-        self._names = place(mesh, data.names)
-
-    def set_weights(self, weights: nnx.State) -> None:
-        """Starts from these weights."""
-        self._params, self.constants = nnx.split_state(weights, nnx.Param, ...)
-
-    def load_pretrained(self) -> None:
-        """Starts from published weights, where the model has some, and prints where they went;
-        computes the vectors of a classifier. Raises InputError if weights cannot be read or do not
-        fit."""
-        self._params, self.constants, matches = load_pretrained(
-            self._config.model, self._params, self.constants
-        )
-        for name, found in matches.items():
-            print(f"{name}: {found}", flush=True)
-        if self._config.model.classifier:
-            vectors = make_constants(self._data.texts, self._data.sentences)
-            self.constants = put_weights(self.constants, vectors)
-
-    def start(self) -> tuple[TrainState, "DeviceBatches"]:
-        """Returns the state before the first step, and all batches. Puts all weights on the
-        devices."""
-        config = self._config
-        optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
-        state = init_state(self._params, optimizer, averaged=config.train.ema > 0)
-        state, self.constants = place(self._mesh, (state, self.constants))
-        del self._params  # so that no device holds a second copy
-        self._step = jit_train_step(self.graphdef, optimizer, config, state)
-        return state, DeviceBatches(self._read_batches, self._put)
-
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Values]:
-        """Trains on one batch."""
-        return self._step(state, self.constants, batch, self._names)
-
-    def _read_batches(self, start: int) -> Iterator[Batch]:
-        """Reads this process's rows of every batch from number `start` on."""
-        return training_batches(
-            self._data.examples,
-            batch_size=self._config.train.batch_size,
-            seed=self._config.train.seed,
+    def read_batches(position: int | None) -> Iterator[tuple[Batch, int]]:
+        start = position or 0
+        batches = training_batches(
+            data.examples,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
             start=start,
             shard=(jax.process_index(), jax.process_count()),
-            workers=self._config.data.workers,
+            workers=config.data.workers,
         )
+        for number, batch in enumerate(batches, start + 1):
+            yield data.texts.fill(batch, config.train.matmul_precision), number
 
-    def _put(self, batch: Batch) -> Batch:
-        """Encodes the sentences of a batch, and puts it on the devices."""
-        filled = self._data.texts.fill(batch, self._config.train.matmul_precision)
-        return shard_batch(self._mesh, filled)
-
-
-class DeviceBatches:
-    """Puts batches on the devices before they are needed. Its state is the number of those taken.
-
-    No thread puts them there: processes that share devices must give them their programs in the
-    same order.
-    """
-
-    def __init__(
-        self, read: Callable[[int], Iterator[Batch]], put: Callable[[Batch], Batch]
-    ) -> None:
-        """`read`: gives the batches from a number on; `put`: brings one to the devices."""
-        self._read, self._put = read, put
-        self.set_state(0)
-
-    def __next__(self) -> Batch:
-        if self._batches is None:
-            self._batches = self._read(self._num_taken)
-        while len(self._waiting) < DEVICE_BATCHES:
-            self._waiting.append(self._put(next(self._batches)))
-        self._num_taken += 1
-        return self._waiting.popleft()
-
-    def get_state(self) -> int:
-        """Returns the number of batches that were taken."""
-        return self._num_taken
-
-    def set_state(self, state: int) -> None:
-        """Continues after so many batches."""
-        self._num_taken = state
-        self._batches: Iterator[Batch] | None = None
-        self._waiting: deque[Batch] = deque()
+    return Task(model, segmenter_loss(config, data.names), read_batches, evaluate)
 
 
-def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
+def load_published(model: R2SM, data: TrainingData) -> None:
+    """Puts published weights into a model and prints where they went; computes the vectors of a
+    classifier."""
+    _, params, constants = nnx.split(model, nnx.Param, ...)
+    params, constants, matches = load_pretrained(model.config, params, constants)
+    for name, found in matches.items():
+        print(f"{name}: {found}", flush=True)
+    if model.config.classifier:
+        constants = put_weights(constants, make_constants(data.texts, data.sentences))
+    nnx.update(model, params, constants)
+
+
+def print_parameters(model: R2SM, texts: TextStates) -> None:
     """Prints how many parameters each module has, and which are frozen."""
+    _, params, constants = nnx.split(model, nnx.Param, ...)
     parts: dict[str, Any] = {str(name): part for name, part in params.items()}
     parts["trainable"] = params
     parts["frozen: vision"] = constants.get("vision", {})

@@ -1,6 +1,6 @@
-"""The training step: the state that it changes, and the function that is compiled."""
+"""The training step of every task: the state that it changes, and the function that is compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -8,20 +8,28 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, Key
 
-from r2sm_jax.config import Config, ModelConfig
-from r2sm_jax.data.batches import Batch
-from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.config import LoopConfig
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
-from r2sm_jax.models.r2sm import R2SM, build_model
-from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
-from r2sm_jax.training.supervision import Targets, make_targets
+from r2sm_jax.training.processes import place, shardings
 
-Names = dict[str, Float[Array, "_v e"]]
-"""Attribute -> text embeddings of the names of its v values."""
-Values = dict[str, Float[Array, ""]]
-"""The losses of a step and the norm of its gradient, by name."""
+Losses = dict[str, Float[Array, ""]]
+"""Losses by their name in the log."""
+
+
+class Loss(NamedTuple):
+    """What a model learns from a batch."""
+
+    targets: Callable[[Any, Key[Array, ""]], Any]
+    """(batch, key) -> what the model reads and what it should answer: arrays with a row an example,
+    and with weights that are those of the whole batch."""
+    losses: Callable[[Any, Any], Losses]
+    """(model, some rows of the targets) -> sums over these rows, which add up to the losses of the
+    batch."""
+    weights: Mapping[str, float]
+    """The weight of each loss in the total; 0 = it is logged alone."""
 
 
 class TrainState(NamedTuple):
@@ -39,22 +47,22 @@ class TrainState(NamedTuple):
         return self.params if self.average is None else self.average
 
 
-def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """Builds a new model as (graph, trainable parameters, constants), without the frozen language
-    model."""
-    graphdef, params, constants = nnx.split(
-        build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...
-    )
-    return graphdef, params, constants
-
-
 def init_state(
-    params: nnx.State, optimizer: optax.GradientTransformation, *, averaged: bool = False
+    params: nnx.State,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None,
+    *,
+    averaged: bool = False,
 ) -> TrainState:
-    """Makes the state before the first step; `averaged`: with an average of the parameters."""
-    opt_state = jax.jit(optimizer.init)(params)
+    """Makes the state before the first step, of parameters that lie in a mesh if one is given;
+    `averaged`: with an average of the parameters."""
+    step = jnp.zeros((), jnp.int32)
+    init = jax.jit(optimizer.init)
+    if mesh is not None:
+        layout = shardings(mesh, jax.eval_shape(optimizer.init, params))
+        init, step = jax.jit(optimizer.init, out_shardings=layout), place(mesh, step)
     average = jax.tree.map(jnp.copy, params) if averaged else None
-    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), average)
+    return TrainState(params, init(params), step, average)
 
 
 def update(
@@ -81,79 +89,52 @@ def update_average(
     return jax.tree.map(lambda a, p: a + (1 - decay_now) * (p - a), average, params)
 
 
-def predict_for_training(
-    model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
-) -> TrainingOutput:
-    """Predicts everything that the losses compare with the targets."""
-    image_features = model.encode_image(batch["image"], batch["image_mask"])
-    decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
-
-    if model.head is not None:
-        # Heads that read words alone learn from sentences of their own, some without an image. In
-        # training they never read the queries in batch["text"].
-        states = batch["type_text"].astype(jnp.float32)
-        type_logits = heads.member_logits(model.head, states, batch["type_text_mask"])
-    else:
-        # The `decoder` head. References and `none` learn nothing here: their logit 0 adds the
-        # constant log 2 = 0.69, without a gradient, to the logged type loss and to the total.
-        type_logits = model.amodal_logit(batch["text"], batch["text_mask"], decoder)[None]
-
-    return TrainingOutput(
-        decoder=decoder,
-        image_features=image_features,
-        type_logits=type_logits,
-        instance_kernels=model.instance_kernels(image_features, instance_regions),
-        dense=model.dense_output(image_features),
-        names={group: model.name_projection(embeddings) for group, embeddings in names.items()},
-    )
+def total_loss(losses: Losses, weights: Mapping[str, float]) -> Float[Array, ""]:
+    """The weighted sum that is differentiated. Raises KeyError for a loss without a weight."""
+    return sum((weights[name] * loss for name, loss in losses.items()), jnp.zeros(()))
 
 
 def train_step(
     state: TrainState,
     constants: nnx.State,
-    batch: Batch,
-    names: Names,
+    batch: Any,
     *,
     graphdef: nnx.GraphDef,
+    loss: Loss,
     optimizer: optax.GradientTransformation,
-    config: Config,
-) -> tuple[TrainState, Values]:
-    """Takes one step of a resolved configuration."""
-    targets = make_targets(batch, config.loss, head=config.model.head)
+    config: LoopConfig,
+) -> tuple[TrainState, Losses]:
+    """Takes one step of a resolved configuration. Its number decides what is random in it.
 
-    def loss_of_part(params: nnx.State, part: Batch, part_targets: Targets) -> tuple[Array, Values]:
+    Returns the losses, their total `loss` and the norm of its gradient, too.
+    """
+    key = jax.random.fold_in(jax.random.key(config.seed), state.step + 1)
+
+    def loss_of_part(params: nnx.State, part: Any) -> tuple[Array, Losses]:
         model = nnx.merge(graphdef, params, constants)
-        set_matmul_precision(model, config.train.matmul_precision)
-        output = predict_for_training(model, part, names, part_targets.instance_regions)
-        threshold = config.model.mask_threshold
-        losses = compute_losses(output, part_targets, config.loss, threshold=threshold)
-        return total_loss(losses, config.loss), losses
+        set_matmul_precision(model, config.matmul_precision)
+        losses = loss.losses(model, part)
+        return total_loss(losses, loss.weights), losses
 
-    def gradient_of_part(
-        part_and_targets: tuple[Batch, Targets],
-    ) -> tuple[tuple[Array, Values], nnx.State]:
-        gradient_fn = jax.value_and_grad(loss_of_part, has_aux=True)
-        return gradient_fn(state.params, *part_and_targets)
-
-    with jax.default_matmul_precision(JAX_PRECISION[config.train.matmul_precision]):
-        (loss, losses), grads = add_parts(
-            gradient_of_part, (batch, targets), config.train.accumulate
-        )
-        new_state = update(state, grads, optimizer, config.train.ema)
-    return new_state, losses | {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
+    gradient = partial(jax.value_and_grad(loss_of_part, has_aux=True), state.params)
+    with jax.default_matmul_precision(JAX_PRECISION[config.matmul_precision]):
+        targets = loss.targets(batch, key)
+        (total, losses), grads = sum_over_parts(gradient, targets, config.accumulate)
+        new_state = update(state, grads, optimizer, config.ema)
+    return new_state, losses | {"loss": total, "gradient_norm": optax.tree.norm(grads)}
 
 
-def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
-    """Adds up a function over `count` parts of a batch, one after the other, in the memory of one
+def sum_over_parts(function: Callable[[Any], Any], targets: Any, count: int) -> Any:
+    """Adds up a function over `count` parts of the rows, one after the other, in the memory of one
     part. The weights of the targets make it the value of the whole batch, however parts differ."""
     if count == 1:
-        return function(batch)
+        return function(targets)
 
     # The rows of a part lie `count` apart, so that every device holds an equal share of each part.
     def divide(x: Array) -> Array:
         return jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0)
 
-    parts = jax.tree.map(divide, batch)
+    parts = jax.tree.map(divide, targets)
     shapes = jax.eval_shape(lambda parts: function(jax.tree.map(lambda x: x[0], parts)), parts)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
@@ -165,14 +146,15 @@ def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
 
 def jit_train_step(
     graphdef: nnx.GraphDef,
+    loss: Loss,
     optimizer: optax.GradientTransformation,
-    config: Config,
+    config: LoopConfig,
     state: TrainState | None = None,
-) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
+) -> Callable[[TrainState, nnx.State, Any], tuple[TrainState, Losses]]:
     """`train_step` compiled for a resolved configuration. The memory of the old state is reused,
     and every new one lies as `state` does (arrays or shapes with their shardings)."""
-    step = partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config)
+    step = partial(train_step, graphdef=graphdef, loss=loss, optimizer=optimizer, config=config)
     if state is None:
         return jax.jit(step, donate_argnums=0)
-    shardings = jax.tree.map(lambda x: x.sharding, state)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
+    layout = jax.tree.map(lambda x: x.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(layout, layout.step))
