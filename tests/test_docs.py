@@ -17,7 +17,11 @@ from r2sm_jax.flags import COMMANDS as FLAGS
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "scripts" / "onnx" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def written_commands(text: str) -> list[list[str]]:

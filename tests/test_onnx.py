@@ -1,4 +1,4 @@
-"""Models as ONNX files: the programs of docs/onnx.md answer as the package does."""
+"""Models as ONNX files: the programs of scripts/onnx/README.md answer as the package does."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SENTENCE = "the whole red mug"
 
 @pytest.mark.slow
 def test_the_programs_of_the_documentation_answer_as_the_package(tiny_run, tmp_path, monkeypatch):
-    pytest.importorskip("jax2onnx", reason="needs the packages of docs/onnx.md")
+    pytest.importorskip("jax2onnx", reason="needs the packages of scripts/onnx/README.md")
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
     weights = nnx.state(make_completer(config, rngs=nnx.Rngs(0)))
     completer = MaskCompleter(config, weights, threshold=0.5)
@@ -45,7 +45,7 @@ def test_the_programs_of_the_documentation_answer_as_the_package(tiny_run, tmp_p
     assert (out / "page.mjs").is_file() and (out / "index.html").is_file()
     assert json.loads((out / "onnx.json").read_text())["crop_size"] == 32
 
-    page = (ROOT / "docs" / "onnx.md").read_text("utf-8").replace("photo.jpg", "photo.png")
+    page = script.with_name("README.md").read_text("utf-8").replace("photo.jpg", "photo.png")
     decide, complete = re.findall(r"```python\n(.*?)```", page, re.S)
     names = {}
     exec(decide, names)

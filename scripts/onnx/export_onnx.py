@@ -4,7 +4,7 @@
     complete.onnx    crops [m s s 6], others_known [m] -> logits [m s s]
 
 They need onnxruntime alone, and a page that runs them in a browser lies beside them. jax2onnx
-converts, onnxruntime simplifies and is compared with JAX (docs/onnx.md).
+converts, onnxruntime simplifies and is compared with JAX (README.md).
 """
 
 import json

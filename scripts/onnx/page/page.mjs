@@ -4,7 +4,7 @@ import { cutCrop, pasteMask, windowAround } from "./crops.mjs";
 import { WordPiece } from "./wordpiece.mjs";
 
 const MISSING =
-  "onnxruntime-web is missing: put three files of it into the folder ort beside this page (docs/onnx.md).";
+  "onnxruntime-web is missing: put three files of it into the folder ort beside this page (scripts/onnx/README.md).";
 const VISIBLE = [255, 160, 0]; // orange
 const HIDDEN = [0, 110, 255]; // blue
 const ELEMENTS = Object.fromEntries(
