@@ -1,9 +1,32 @@
 """Text-guided segmentation that knows which mask you mean: modal (visible) or amodal (complete)."""
 
 import logging
-from typing import Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from r2sm_jax.errors import InputError as InputError
+    from r2sm_jax.inference.decision import Decision as Decision
+    from r2sm_jax.inference.prediction import Prediction as Prediction
+    from r2sm_jax.inference.predictor import Predictor as Predictor
 
 __version__ = "0.1.0"
+
+MODULES = {
+    "InputError": "errors",
+    "Decision": "inference.decision",
+    "Prediction": "inference.prediction",
+    "Predictor": "inference.predictor",
+}
+"""Where the classes are that callers name, below this package."""
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a class when it is asked for, so that `import r2sm_jax` loads no JAX."""
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+
 
 # transformers says when it is imported that models need PyTorch. This package uses its tokenizers
 # and configurations alone.

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw
 from r2sm_jax.data.masks import read_file
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import enable_compilation_cache, load
-from r2sm_jax.inference.predictor import EncodedImage, Predictor
+from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.inference.prompts import MASK_TYPE_CHOICES
 
 TITLE = "Which mask do you mean?"
@@ -35,10 +35,10 @@ MAX_SIDE = 2000
 MAX_PEOPLE = 32
 
 
-class Photo(NamedTuple):
+class Visit(NamedTuple):
     """The photo that a visitor looks at, and the clicks on it: x, y and one of `MARKS`."""
 
-    image: EncodedImage
+    photo: Photo
     clicks: tuple[tuple[float, float, str], ...] = ()
 
 
@@ -49,57 +49,61 @@ class Page:
         self.predictor = predictor
         self.folder = folder
 
-    def open_photo(self, file: str | None) -> tuple[Photo | None, np.ndarray | None]:
-        """Opens an upload. Returns the photo and its picture; raises InputError as `encode`."""
+    def open_photo(self, file: str | None) -> tuple[Visit | None, np.ndarray | None]:
+        """Opens an upload. Returns the visit and the picture; raises InputError as `encode`."""
         if file is None:
             return None, None
-        return shown(Photo(self.predictor.encode(file)))
+        return shown(Visit(self.predictor.encode(file)))
 
     def add_click(
-        self, photo: Photo | None, kind: str, place: tuple[float, float]
-    ) -> tuple[Photo | None, np.ndarray | None]:
-        """Adds a click at a place of the picture. Returns the photo and its picture."""
-        if photo is None:
+        self, visit: Visit | None, kind: str, place: tuple[float, float]
+    ) -> tuple[Visit | None, np.ndarray | None]:
+        """Adds a click at a place of the picture. Returns the visit and the picture."""
+        if visit is None:
             return None, None
-        clicks = photo.clicks
+        clicks = visit.clicks
         if kind == CORNER and sum(click[2] == CORNER for click in clicks) == 2:
             # A third corner begins another box.
             clicks = tuple(click for click in clicks if click[2] != CORNER)
-        scale = picture_scale(photo.image.pixels)
-        return shown(photo._replace(clicks=(*clicks, (place[0] / scale, place[1] / scale, kind))))
+        scale = picture_scale(visit.photo.pixels)
+        return shown(visit._replace(clicks=(*clicks, (place[0] / scale, place[1] / scale, kind))))
 
-    def clear_clicks(self, photo: Photo | None) -> tuple[Photo | None, np.ndarray | None]:
-        """Takes all clicks away. Returns the photo and its picture."""
-        return (None, None) if photo is None else shown(photo._replace(clicks=()))
+    def clear_clicks(self, visit: Visit | None) -> tuple[Visit | None, np.ndarray | None]:
+        """Takes all clicks away. Returns the visit and the picture."""
+        return (None, None) if visit is None else shown(visit._replace(clicks=()))
 
     def answer(
-        self, photo: Photo | None, query: str, mask_type: str, mask_file: str | None
+        self, visit: Visit | None, query: str, mask_type: str, mask_file: str | None
     ) -> tuple[np.ndarray, str, str, str]:
         """Answers a sentence, clicks, a box or a given mask.
 
         Returns the picture, words about it, a PNG file and a JSON file with the masks as COCO RLEs.
         Raises InputError as `Predictor.predict`, and where there is no photo.
         """
-        if photo is None:
+        if visit is None:
             raise InputError("there is no photo yet; upload one")
-        pixels = photo.image.pixels
-        mask = read_file(Path(mask_file), pixels.shape[:2]) if mask_file else None
-        corners = np.array([(x, y) for x, y, kind in photo.clicks if kind == CORNER])
+        mask = read_file(Path(mask_file), visit.photo.size) if mask_file else None
+        corners = np.array([(x, y) for x, y, kind in visit.clicks if kind == CORNER])
         box = (*corners.min(0), *corners.max(0)) if len(corners) == 2 else None
-        points = [(x, y, kind == ON) for x, y, kind in photo.clicks if kind != CORNER]
+        points = [(x, y, kind == ON) for x, y, kind in visit.clicks if kind != CORNER]
         (prediction,) = self.predictor.predict(
-            [query.strip()], mask_type, photo.image, masks=[mask], boxes=[box], points=[points]
+            [query.strip()],
+            mask_type=mask_type,
+            image=visit.photo,
+            masks=[mask],
+            boxes=[box],
+            points=[points],
         )
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        prediction.write(folder, pixels)
-        picture = draw_marks(prediction.overlay(pixels), photo.clicks)
+        prediction.write(folder)
+        picture = draw_marks(prediction.overlay(), visit.clicks)
         files = str(folder / "mask.png"), str(folder / "prediction.json")
         return picture, prediction.summary(), *files
 
 
-def shown(photo: Photo) -> tuple[Photo, np.ndarray]:
-    """Returns a photo and its picture with the clicks."""
-    return photo, draw_marks(photo.image.pixels, photo.clicks)
+def shown(visit: Visit) -> tuple[Visit, np.ndarray]:
+    """Returns a visit and the picture of its photo with the clicks."""
+    return visit, draw_marks(visit.photo.pixels, visit.clicks)
 
 
 def picture_scale(pixels: np.ndarray) -> float:
@@ -135,11 +139,11 @@ def build(page: Page) -> Any:
 
         return call
 
-    def click(photo: Photo | None, kind: str, event: gr.SelectData) -> Any:
-        return page.add_click(photo, kind, (event.index[0], event.index[1]))
+    def click(visit: Visit | None, kind: str, event: gr.SelectData) -> Any:
+        return page.add_click(visit, kind, (event.index[0], event.index[1]))
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
-        photo = gr.State()
+        visit = gr.State()
         gr.Markdown(INTRODUCTION)
         with gr.Row():
             with gr.Column(scale=4):
@@ -157,10 +161,10 @@ def build(page: Page) -> Any:
                 png = gr.DownloadButton("Mask as PNG")
                 json = gr.DownloadButton("Masks as COCO JSON")
 
-        upload.change(told(page.open_photo), upload, [photo, picture])
-        picture.select(click, [photo, kind], [photo, picture])
-        clear.click(page.clear_clicks, photo, [photo, picture])
-        inputs, outputs = [photo, query, mask_type, mask_file], [picture, words, png, json]
+        upload.change(told(page.open_photo), upload, [visit, picture])
+        picture.select(click, [visit, kind], [visit, picture])
+        clear.click(page.clear_clicks, visit, [visit, picture])
+        inputs, outputs = [visit, query, mask_type, mask_file], [picture, words, png, json]
         segment.click(told(page.answer), inputs, outputs)
         query.submit(told(page.answer), inputs, outputs)
     return blocks.queue(max_size=MAX_PEOPLE, api_open=False)

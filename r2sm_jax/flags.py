@@ -80,8 +80,6 @@ class PredictConfig:
     mask: str | None = None
     """File with the visible mask of the object that is meant: a PNG, white on black, or JSON with
     an RLE or polygons. The sentence decides whether it is completed."""
-    clean: bool = False
-    """Drop specks and holes of the given mask, below a hundredth of its area."""
     box: tuple[float, float, float, float] | None = None
     """Box around what shows of the object that is meant: X0 Y0 X1 Y1 in pixels."""
     point: Annotated[tuple[tuple[float, float], ...], tyro.conf.UseAppendAction] = ()

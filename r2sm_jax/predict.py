@@ -18,6 +18,8 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(PredictConfig)
 
+import numpy as np
+
 from r2sm_jax.data.masks import read_file, read_union
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.decision import check_abstain
@@ -25,6 +27,7 @@ from r2sm_jax.inference.load import enable_compilation_cache, load
 from r2sm_jax.inference.many import (
     PREDICTIONS,
     find_tasks,
+    is_dataset,
     is_many,
     other_files,
     predict_images,
@@ -32,7 +35,7 @@ from r2sm_jax.inference.many import (
     slug,
 )
 from r2sm_jax.inference.prediction import FILES
-from r2sm_jax.inference.prompts import clean, read_requests
+from r2sm_jax.inference.prompts import read_requests
 
 DEFAULT_OUT = Path("predictions")
 
@@ -45,10 +48,10 @@ def predict_one(args: PredictConfig) -> None:
     given: dict[str, Any] = {}
     if args.mask is not None:
         mask = read_file(Path(args.mask), size)
-        if mask[[0, 0, -1, -1], [0, -1, 0, -1]].all():
+        if mask[np.ix_([0, -1], [0, -1])].all():
             sentence = "all corners of the image are mask; are black and white inverted?"
             warnings.warn(f"{args.mask}: {sentence}", stacklevel=1)
-        given["masks"] = [clean(mask) if args.clean else mask]
+        given["masks"] = [mask]
     if args.box is not None:
         given["boxes"] = [args.box]
     if args.point or args.not_point:
@@ -69,7 +72,7 @@ def predict_one(args: PredictConfig) -> None:
     print(json.dumps(prediction.to_json()) if args.json else prediction.summary())
     if args.out or not args.json:
         folder = output_folder(args)
-        prediction.write(folder, image)
+        prediction.write(folder)
         print(f"wrote {folder}", file=sys.stderr if args.json else sys.stdout)
 
 
@@ -134,8 +137,6 @@ def main() -> None:
     args = read_flags(PredictConfig)
     if not args.image:
         raise InputError("IMAGE is empty; give an image file, a folder of images or a data set")
-    if args.clean and not args.mask:
-        raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
     if args.others and not is_placed(args):
         raise InputError("--others are the neighbours of a --mask, a --box or a --point; give one")
     if len(args.query) > 1 and not any(" " in query for query in args.query):
@@ -143,7 +144,7 @@ def main() -> None:
             f"{' '.join(args.query)}: put a sentence into quotes, or give several words that are "
             "queries each as a file, one a line, with --queries FILE"
         )
-    has_query = args.query or args.queries is not None or args.image.endswith(".json")
+    has_query = args.query or args.queries is not None or is_dataset(args.image)
     if not has_query and not is_placed(args):
         raise InputError(
             "there is no query; say what to segment, such as 'the red mug', or give --queries FILE"

@@ -43,8 +43,8 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Click:
-    """A point of an image, in pixels: x = 0 is the first column. On the object that is meant, or
-    not on it."""
+    """A point of an image, in pixels: x = 0 is the left edge, x = 0.5 the middle of the first
+    column. On the object that is meant, or not on it."""
 
     x: float
     y: float

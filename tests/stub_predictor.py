@@ -2,7 +2,7 @@
 keywords."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ from flax import nnx
 
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.inference.crop_models import Completion, MaskCompleter, Outline
+from r2sm_jax.inference.crop_models import Completion, MaskCompleter, MaskOutliner, Outline
+from r2sm_jax.inference.parts import Parts
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import Prompt, keyword_mask_type
@@ -37,11 +38,14 @@ class StubTextEncoder:
         pass
 
 
-class StubOutliner:
+class StubOutliner(MaskOutliner):
     """Outlines the box of a prompt, or a square around its last click on the object."""
 
     half_side = 20
     predicted_iou = 0.625
+
+    def __init__(self):
+        pass
 
     def __call__(self, image: np.ndarray, prompts: Sequence[Prompt]) -> list[Outline]:
         outlines = []
@@ -59,7 +63,7 @@ class StubOutliner:
 
 
 class StubCompleter(MaskCompleter):
-    """Keeps each mask as it is, and remembers its neighbours."""
+    """Keeps each mask as it is, and remembers the union of all objects."""
 
     iou, hidden_probability, unsure_below = 0.9, 0.25, 0.7
 
@@ -67,11 +71,21 @@ class StubCompleter(MaskCompleter):
         pass
 
     def complete(
-        self, image: np.ndarray, visible_masks: Sequence[Mask], neighbours: Sequence[Mask | None]
+        self, image: np.ndarray, visible_masks: Iterable[Mask], others: Mask | None = None
     ) -> Iterator[Completion]:
-        self.neighbours = neighbours
+        self.others = others
         for mask in visible_masks:
             yield Completion(mask, self.iou, self.hidden_probability, self.unsure_below)
+
+
+def masks_of(
+    completer: MaskCompleter,
+    image: np.ndarray,
+    visible_masks: Iterable[Mask],
+    others: Mask | None = None,
+) -> list[Mask]:
+    """The complete masks alone."""
+    return [one.mask for one in completer.complete(image, visible_masks, others)]
 
 
 class StubPredictor(Predictor):
@@ -87,8 +101,7 @@ class StubPredictor(Predictor):
         self.text_encoder = StubTextEncoder()
         self.calibration = Calibration()
         self.matmul_precision = "float32"
-        self.completer = None
-        self.outliner = None
+        self.parts = Parts()
         self.weights = nnx.State({})
         self._image = None
         self._process_id = os.getpid()

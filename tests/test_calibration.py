@@ -23,7 +23,7 @@ from r2sm_jax.evaluation.calibration import (
 )
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.iou import overlap, overlaps_at_shifts
-from r2sm_jax.inference.predictor import Asked, Predictor
+from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.query import Query
@@ -167,7 +167,7 @@ def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predi
 
     def predict(shift):
         shifted = predictor.updated(calibration=Calibration(mask_shift=shift, presence_bias=100.0))
-        asked = Asked(shifted.frame(image), [Request("the mug", "amodal")])
+        asked = shifted.frame(image), [Request("the mug", "amodal")]
         (found,) = shifted.stream([asked], lambda a: a, lambda _, p: list(p), with_logits=True)
         return found[0]
 

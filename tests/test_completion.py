@@ -8,7 +8,7 @@ from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.completion import (
     ObjectScore,
     convex_hull,
-    hulls_inside_neighbours,
+    hulls_inside_others,
     methods_of,
     score_completion,
     score_object,
@@ -41,7 +41,7 @@ def test_the_hull_of_a_cut_rectangle_is_the_rectangle_and_inside_neighbours_only
     cut = whole & ~rectangle(40, 40, 10, 0, 20, 20)
     np.testing.assert_array_equal(convex_hull(cut), whole)
     neighbour = rectangle(40, 40, 10, 0, 15, 20)
-    (answer,) = hulls_inside_neighbours(np.zeros((40, 40, 3), np.uint8), [cut], [neighbour])
+    (answer,) = hulls_inside_others(np.zeros((40, 40, 3), np.uint8), [cut], neighbour)
     np.testing.assert_array_equal(answer, cut | (whole & neighbour))
 
 
@@ -60,22 +60,22 @@ def test_completion_is_scored_over_hidden_and_other_objects_with_all_neighbours(
     sample = Sample(1, "a.png", image, instances, ())
     seen = []
 
-    def complete(image, visible, neighbours):
-        seen.extend(neighbours)
-        return hulls_inside_neighbours(image, visible, neighbours)
+    def complete(image, visible, others):
+        seen.append(others)
+        return hulls_inside_others(image, visible, others)
 
     figures = score_completion({"neighbours": complete}, [sample])["neighbours"]
     assert figures["hidden"]["objects"] == figures["not_hidden"]["objects"] == 1
     assert figures["not_hidden"]["amodal_iou"] == 1
-    np.testing.assert_array_equal(seen[0], front | instances[2].modal)
+    np.testing.assert_array_equal(seen[0], whole | front | instances[2].modal)
 
 
 def test_a_completer_is_told_all_other_masks_or_gets_a_mask_alone(image):
     told, completer = [], StubCompleter()
     mask = rectangle(60, 80, 10, 10, 50, 40)
     for method in methods_of(completer).values():
-        (answer,) = method(image, [mask], [~mask])
-        told += completer.neighbours
+        (answer,) = method(image, [mask], ~mask)
+        told.append(completer.others)
     assert told[0] is not None and told[1] is None
     # The predicted IoU, 0.9, of a mask that is right.
     figures = summarize([score_object(mask, mask, answer)])

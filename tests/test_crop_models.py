@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from flax import nnx
+from stub_predictor import masks_of
 from tiny_crops import COMPLETER, OUTLINER, rectangle
 
 from r2sm_jax.data.crops import (
@@ -10,7 +11,6 @@ from r2sm_jax.data.crops import (
     WHOLE_EXTENT,
     CropWindow,
     draw_prompt,
-    others_of,
     window_of_box,
     windows_of_clicks,
 )
@@ -107,12 +107,26 @@ def test_a_click_is_a_spot_in_the_plane_of_its_kind():
 
 def test_an_answer_contains_the_given_mask_alike_alone_and_among_others(completer, image):
     visible = [rectangle(60, 80, 5 + 3 * k, 5, 25 + 3 * k, 30) for k in range(10)]
-    together = completer(image, visible, neighbours=[None] * 10)
-    for given, complete in zip(visible, together, strict=True):
+    for given, complete in zip(visible, masks_of(completer, image, visible), strict=True):
         assert complete.shape == given.shape and (complete | given == complete).all()
-        np.testing.assert_array_equal(complete, completer(image, [given])[0])
-    expected = completer(image, visible[:3], neighbours=others_of(visible[:3]))
-    np.testing.assert_array_equal(completer(image, visible[:3]), expected)
+        (alone,) = masks_of(completer, image, [given])
+        np.testing.assert_array_equal(complete, alone)
+
+
+def test_an_object_is_no_neighbour_of_itself(completer, image):
+    """One union of all objects gives what each one's own neighbours give."""
+    visible = [rectangle(60, 80, 5 + 9 * k, 5, 25 + 9 * k, 30) for k in range(3)]
+    completer = completer.updated(threshold=-2.0)
+    union = visible[0] | visible[1] | visible[2]
+    together = masks_of(completer, image, visible, union)
+    for number, given in enumerate(visible):
+        beside = np.zeros_like(given)
+        for mask in visible[:number] + visible[number + 1 :]:
+            beside |= mask
+        (complete,) = masks_of(completer, image, [given], beside)
+        np.testing.assert_array_equal(together[number], complete)
+    (alone,) = masks_of(completer, image, visible[:1])
+    assert (alone != together[0]).any()
 
 
 def test_a_completer_also_says_how_good_the_mask_is_and_whether_anything_is_hidden(completer):
@@ -128,7 +142,7 @@ def test_a_completer_also_says_how_good_the_mask_is_and_whether_anything_is_hidd
 )
 def test_an_empty_mask_and_one_of_another_size_are_refused(completer, image, mask, named):
     with pytest.raises(InputError, match=named):
-        completer(image, [mask])
+        masks_of(completer, image, [mask])
 
 
 def test_an_outline_has_the_size_of_the_image_and_a_predicted_iou(outliner):

@@ -74,7 +74,7 @@ class Halves(MaskCompleter):
         self.threshold, self.calibration = 0.0, CompleterCalibration()
         self.says = iou, hidden_logit
 
-    def draw(self, image: np.ndarray, visible_masks: Any, neighbours: Any):
+    def draw(self, image: np.ndarray, visible_masks: Any, others: Any):
         for mask in visible_masks:
             logits = np.full(mask.shape, OUTSIDE_LOGIT, np.float32)
             logits[10:30, 10:30] = 1.0

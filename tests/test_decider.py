@@ -25,6 +25,8 @@ from r2sm_jax.inference.decider import BertStates, Decider, load_decider, open_h
 from r2sm_jax.inference.decision import NotEnglish, TruncatedQuery, check_query, is_english
 from r2sm_jax.inference.export import export
 from r2sm_jax.inference.load import flat_weights, load
+from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.models.numpy_text import NumpyBert, gelu, gelu_tanh
 from r2sm_jax.models.text_encoder import load_text_encoder
@@ -125,12 +127,19 @@ def test_an_export_is_loaded_without_jax_and_only_its_head_is_read(exported):
         "tensors = decider.read_tensors\n"
         "decider.read_tensors = lambda *args: read.append(args[1:]) or tensors(*args)\n"
         f"print(*r2sm_jax.decide(['the red mug', 'mug'], model={str(exported)!r}))\n"
+        "print(r2sm_jax.InputError.__name__, r2sm_jax.Decision.__name__, end=' ')\n"
         "print([name for name in ('jax', 'transformers', 'PIL') if name in sys.modules], read)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     decisions, loaded = ended.stdout.splitlines()
-    assert decisions.count("amodal_probability") == 2 and loaded == "[] [('head.',)]"
+    assert (
+        decisions.count("amodal_probability") == 2
+        and loaded == "InputError Decision [] [('head.',)]"
+    )
+    assert r2sm_jax.Predictor is Predictor and r2sm_jax.Prediction is Prediction
+    with pytest.raises(AttributeError, match="Predicter"):
+        r2sm_jax.Predicter  # noqa: B018
 
 
 def test_other_language_models_decide_with_jax(llama_folder):

@@ -13,6 +13,7 @@ from r2sm_jax import demo
 from r2sm_jax.data import masks
 from r2sm_jax.demo import BESIDE, CORNER, ON, Page
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.parts import Parts
 
 QUERY = "the complete shape of the red mug"
 SIZE = HEIGHT, WIDTH = 3000, 1500
@@ -21,7 +22,7 @@ SIZE = HEIGHT, WIDTH = 3000, 1500
 @pytest.fixture
 def page(tmp_path) -> Page:
     predictor = StubPredictor()
-    predictor.outliner = StubOutliner()
+    predictor.parts = Parts(outliner=StubOutliner())
     return Page(predictor, tmp_path)
 
 
@@ -60,7 +61,7 @@ def test_clicks_and_corners_are_places_of_the_photo(page, file, monkeypatch):
         return predict(*arguments, **prompts)
 
     monkeypatch.setattr(page.predictor, "predict", record)
-    monkeypatch.setattr(page.predictor, "completer", StubCompleter())
+    page.predictor.parts = page.predictor.parts._replace(completer=StubCompleter())
     for place, kind in [((100, 200), ON), ((10, 20), BESIDE)]:
         photo, _ = page.add_click(photo, kind, place)
     page.answer(photo, "", "auto", None)
@@ -76,7 +77,7 @@ def test_clicks_and_corners_are_places_of_the_photo(page, file, monkeypatch):
 
 
 def test_a_given_mask_is_kept(page, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(page.predictor, "completer", StubCompleter())
+    page.predictor.parts = page.predictor.parts._replace(completer=StubCompleter())
     given = np.zeros(SIZE, np.uint8)
     given[10:40, 20:60] = 255
     Image.fromarray(given).save(tmp_path / "mask.png")

@@ -481,7 +481,8 @@ def completed(completer: MaskCompleter) -> np.ndarray:
     image = np.random.default_rng(0).integers(0, 255, (40, 50, 3), np.uint8)
     mask = np.zeros((40, 50), bool)
     mask[10:25, 10:30] = True
-    return completer(image, [mask])[0]
+    (completion,) = completer.complete(image, [mask])
+    return completion.mask
 
 
 def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp_path):
@@ -512,7 +513,7 @@ def test_a_run_is_exported_with_a_part(run, completer, tmp_path, monkeypatch):
     export(run, tmp_path / "new", parts={"completer": completer})
     exported = r2sm_jax.load(tmp_path / "new")
     assert exported.weights_sha256 == run.predictor.weights_sha256
-    np.testing.assert_array_equal(completed(exported.completer), completed(completer))
+    np.testing.assert_array_equal(completed(exported.parts.completer), completed(completer))
     assert "## Completer" in (tmp_path / "new" / "README.md").read_text()
     # The StableHLO is that of the segmenter, and runs beside the completer's weights.
     assert "StableHLO" in verify(run, tmp_path / "new", samples(run))

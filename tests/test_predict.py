@@ -18,6 +18,7 @@ from r2sm_jax import predict
 from r2sm_jax.data import masks
 from r2sm_jax.inference import load as loading
 from r2sm_jax.inference.many import slug
+from r2sm_jax.inference.parts import Parts
 from r2sm_jax.inference.prediction import FILES, MASKS
 from r2sm_jax.predict import main
 from r2sm_jax.query import Click, Prompt
@@ -150,15 +151,11 @@ def test_the_summary_is_one_line(photo, tmp_path, command, stub):
 def places(stub, tmp_path, monkeypatch) -> np.ndarray:
     """A mask in files of the folder that the command runs in, for a stub that completes nothing."""
     monkeypatch.chdir(tmp_path)
-    stub.completer = StubCompleter()
-    stub.outliner = StubOutliner()
+    stub.parts = Parts(StubCompleter(), StubOutliner())
     mask = np.zeros((HEIGHT, WIDTH), bool)
     mask[10:40, 10:30] = True
     Image.fromarray(mask).save("mug.png")
     Path("mug.json").write_text(json.dumps({"segmentation": masks.encode(mask)}))
-    specks = mask.copy()
-    specks[50:52, 60:62] = True
-    Image.fromarray(specks).save("specks.png")
     Image.fromarray(mask[:30]).save("small.png")
     Image.fromarray(mask & ~mask).save("empty.png")
     Path("bad.json").write_text(json.dumps([masks.encode(mask), masks.encode(mask[:30])]))
@@ -170,7 +167,6 @@ def places(stub, tmp_path, monkeypatch) -> np.ndarray:
     [
         ["--mask", "mug.png"],
         ["--mask", "mug.json"],
-        ["--mask", "specks.png", "--clean"],
         ["--box", "10", "10", "30", "40"],
     ],
 )
@@ -193,10 +189,10 @@ def test_others_are_the_masks_of_a_picture_or_of_a_list(places, photo, command, 
     for file, expected in (("others.png", places | box), ("others.json", places | box)):
         end = command(main, "RUN", photo, "--mask", "mug.png", "--others", file, "--overwrite")
         assert end.code == 0, end.err
-        np.testing.assert_array_equal(stub.completer.neighbours[0], expected)
+        np.testing.assert_array_equal(stub.parts.completer.others, expected)
     flags = "--box", "10", "10", "30", "40", "--others", "polygon.json", "--overwrite"
     assert command(main, "RUN", photo, *flags).code == 0
-    np.testing.assert_array_equal(stub.completer.neighbours[0], box)
+    np.testing.assert_array_equal(stub.parts.completer.others, box)
 
 
 def test_an_inverted_mask_is_wondered_at(places, photo, command):
@@ -208,11 +204,13 @@ def test_an_inverted_mask_is_wondered_at(places, photo, command):
 def test_points_say_what_is_meant_and_what_is_not(places, photo, command, stub, monkeypatch):
     seen = []
 
-    def outline(image, prompts):
-        seen.extend(prompts)
-        return StubOutliner()(image, prompts)
+    draw = StubOutliner.__call__
 
-    monkeypatch.setattr(stub, "outliner", outline)
+    def outline(self, image, prompts):
+        seen.extend(prompts)
+        return draw(self, image, prompts)
+
+    monkeypatch.setattr(StubOutliner, "__call__", outline)
     points = "--point", "40", "30", "--not-point", "9", "9", "--point", "5", "6"
     assert command(main, "RUN", photo, *points).code == 0
     clicks = (Click(40, 30), Click(5, 6), Click(9, 9, False))
@@ -238,11 +236,10 @@ def bad_files(tmp_path_factory) -> Path:
         (["PHOTO", QUERY, "--out", "BAD/text.png/out"], "text.png"),
         (["PHOTO", QUERY, "--abstain", "0.7"], "--abstain"),
         (["PHOTO", QUERY, "--shard", "1/2"], "--shard"),
-        (["PHOTO", QUERY, "--clean"], "--clean"),
         (["PHOTO", QUERY, "--mask", "empty.png"], "it is empty"),
         (["PHOTO", QUERY, "--mask", "small.png"], "small.png"),
         (["PHOTO", QUERY, "--mask", "missing.png"], "missing.png"),
-        (["PHOTO", QUERY, "--mask", "mug.png", "--mask", "specks.png"], "--mask is given 2 times"),
+        (["PHOTO", QUERY, "--mask", "mug.png", "--mask", "small.png"], "--mask is given 2 times"),
         (["PHOTO", QUERY, "--others", "mug.png"], "--others are the neighbours"),
         (["PHOTO", QUERY, "--mask", "mug.png", "--others", "bad.json"], "bad.json: mask 2"),
         (["PHOTO", QUERY, "--box", ".1", ".5", ".8", ".95"], "shares"),

@@ -16,17 +16,18 @@ import pytest
 from conftest import BOX, MUG, SIZE, rectangle
 from flax import nnx
 from PIL import Image
-from stub_predictor import StubCompleter, StubOutliner, StubPredictor
+from stub_predictor import StubCompleter, StubOutliner, StubPredictor, masks_of
 
 import r2sm_jax
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import MaskCompleter
+from r2sm_jax.inference.crop_models import Completion, KindCalibration, MaskCompleter, Outline
 from r2sm_jax.inference.decision import TruncatedQuery, decide
+from r2sm_jax.inference.parts import Parts, judge
 from r2sm_jax.inference.postprocess import name_hiders
 from r2sm_jax.inference.prediction import MASKS, Prediction
-from r2sm_jax.inference.predictor import Asked
+from r2sm_jax.inference.predictor import Photo
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.synthetic.sources import open_source
@@ -92,20 +93,23 @@ def test_batches_predict_as_single_images(predictor, images):
 def test_a_stream_reads_one_batch_ahead_and_keeps_the_order():
     predictor, opened = StubPredictor(), []
 
-    def read(number: int) -> Asked:
+    def read(number: int) -> tuple[Photo, list[Request]] | None:
         opened.append(number)
+        if number == 29:
+            return None
         image = predictor.frame(np.zeros((20 + number, 30, 3), np.uint8))
-        return Asked(image, [Request("the mug", "amodal")] * (number % 3), number)
+        return image, [Request("the mug", "amodal")] * (number % 3)
 
-    def finish(asked, predictions):
+    def use(number, predictions):
         found = list(predictions)
         assert all(p.mask_type == "amodal" and p.candidates for p in found)
-        return asked.about, [p.modal.shape for p in found]
+        return number, [p.modal.shape for p in found]
 
-    results = predictor.stream(range(30), read, finish, with_candidates=True)
+    results = predictor.stream(range(30), read, use, with_candidates=True)
     assert next(results) == (0, []) and len(opened) <= 24
-    assert list(results) == [(i, [(20 + i, 30)] * (i % 3)) for i in range(1, 30)]
-    assert list(predictor.stream([], read, finish)) == []
+    expected = [(i, [(20 + i, 30)] * (i % 3)) for i in range(1, 29)]
+    assert list(results) == expected
+    assert list(predictor.stream([], read, use)) == []
 
 
 def test_threads_may_share_a_predictor(predictor, images):
@@ -162,6 +166,7 @@ def test_a_forked_child_is_refused(images, monkeypatch):
     for call in (
         lambda: predictor.encode(images[0]),
         lambda: predictor.predict(QUERIES, image=encoded),
+        lambda: predictor.predict(boxes=[(1, 1, 9, 9)], image=images[0]),
         lambda: next(predictor.predict_batches(images[:1], [QUERIES])),
     ):
         with pytest.raises(InputError, match="fork"):
@@ -179,7 +184,17 @@ def test_an_image_is_encoded_once_for_all_its_queries(images):
     assert predictor.num_images == 1
 
 
-@pytest.mark.filterwarnings("ignore::r2sm_jax.inference.predictor.TruncatedQuery")
+def test_features_of_another_model_are_refused(predictor, images):
+    encoded = predictor.encode(images[0])
+    other = predictor.updated(weights=jax.tree.map(lambda x: 2 * x, predictor.weights))
+    with pytest.raises(InputError, match="encoded by another model"):
+        other.predict(["the mug"], image=encoded)
+    # Weights that are equal and another calibration have the same features.
+    same = predictor.updated(weights=jax.tree.map(lambda x: x.copy(), predictor.weights))
+    assert_equal(*(p.predict(["the mug"], image=encoded)[0] for p in (predictor, same)))
+
+
+@pytest.mark.filterwarnings("ignore::r2sm_jax.inference.decision.TruncatedQuery")
 def test_nothing_is_compiled_once_it_is_warm(predictor, images, compilations):
     predictor.warm_up()
     del compilations[:]
@@ -228,11 +243,35 @@ def test_an_overlay_shows_what_is_seen_and_what_is_hidden():
     np.testing.assert_array_equal(np.asarray(prediction.show(grey)), picture)
 
 
+def test_another_image_is_refused(tmp_path):
+    prediction, turned = make_prediction(), np.zeros((80, 60, 3), np.uint8)
+    for call in (
+        lambda: prediction.show(turned),
+        lambda: prediction.overlay(turned),
+        lambda: prediction.write(tmp_path / "new", turned),
+    ):
+        with pytest.raises(InputError, match="this image is 80 x 60, the masks are 60 x 80"):
+            call()
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InputError, match="does not hold its image"):
+        prediction.show()
+
+
+def test_a_prediction_keeps_its_image_and_prints_as_one_line(prompted, tmp_path):
+    (prediction,) = prompted.predict(["the red mug"])
+    assert prediction.show().size == SIZE[::-1]
+    prediction.write(str(tmp_path))
+    assert (tmp_path / "overlay.png").exists()
+    assert repr(prediction) == prediction.summary() and "\n" not in repr(prediction)
+
+
 def test_a_long_query_is_truncated_with_a_warning(predictor, images):
     predictor.set_image(images[0])
     long = "the red mug " * 3333 + "hidden parts included"
-    with pytest.warns(TruncatedQuery, match="longer than 24 tokens"):
+    with pytest.warns(TruncatedQuery, match="not read: 'red mug"):
         (prediction,) = predictor.predict([long])
+    with pytest.warns(TruncatedQuery, match="not read: 'red mug"):
+        list(predictor.predict_batches(images[:1], [[long]]))
     assert prediction.query == long and prediction.unread.endswith("hidden parts included")
     assert predictor.predict(["the red mug"])[0].unread == ""
 
@@ -256,27 +295,55 @@ def completer() -> MaskCompleter:
 def prompted(completer) -> StubPredictor:
     """With a completer and an outliner, and an image that is set."""
     stub = StubPredictor()
-    stub.completer = completer
-    stub.outliner = StubOutliner()
+    stub.parts = Parts(completer, StubOutliner())
     stub.set_image(np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8))
     return stub
 
 
 def test_complete_is_the_completer_on_the_image_that_was_set(prompted, completer):
     pixels = prompted._image.pixels
-    expected = completer(pixels, [MUG, BOX])
+    expected = masks_of(completer, pixels, [MUG, BOX], MUG | BOX)
     for given in ([MUG, BOX], np.stack([MUG, BOX]), [masks.encode(MUG), masks.encode(BOX)]):
         np.testing.assert_array_equal(prompted.complete(given), expected)
     np.testing.assert_array_equal(prompted.complete([MUG, BOX], image=pixels), expected)
     assert masks.area(expected[0] & ~MUG) > 0
 
     (alone,) = prompted.complete([MUG])
-    (beside,) = prompted.complete([MUG], neighbours=[masks.encode(BOX)])
-    np.testing.assert_array_equal(alone, completer(pixels, [MUG])[0])
+    (beside,) = prompted.complete([MUG], others=[masks.encode(BOX)])
+    np.testing.assert_array_equal(alone, masks_of(completer, pixels, [MUG])[0])
     np.testing.assert_array_equal(beside, expected[0])
     assert not np.array_equal(alone, beside)
-    (nothing_beside,) = prompted.complete([MUG], neighbours=[np.zeros(SIZE, bool)])
+    (nothing_beside,) = prompted.complete([MUG], others=[])
     assert nothing_beside.shape == SIZE and prompted.complete([]) == []
+
+
+def test_no_mask_is_its_own_neighbour(prompted):
+    """The masks of all objects may be given as the others, in any number."""
+    expected = prompted.complete([MUG, BOX])
+    np.testing.assert_array_equal(prompted.complete([MUG, BOX], [MUG, BOX]), expected)
+    for others in ([MUG, BOX], [MUG | BOX]):
+        np.testing.assert_array_equal(prompted.complete([MUG], others)[0], expected[0])
+
+
+def test_only_words_without_a_place_look_at_the_image(prompted, monkeypatch):
+    prompted.predict(boxes=[(10, 10, 30, 40)])
+    prompted.predict([MODAL, AMODAL], masks=[MUG, BOX])
+    prompted.complete([MUG])
+    assert prompted.num_images == 0
+    # Nor does anything read words where there are none.
+    monkeypatch.setattr(type(prompted.text_encoder), "__call__", None)
+    prompted.predict(boxes=[(10, 10, 30, 40)], points=[[(20, 20)]])
+    monkeypatch.undo()
+    prompted.predict([MODAL, AMODAL], masks=[MUG, None])
+    assert prompted.num_images == 1
+
+
+def test_the_head_that_looks_at_the_image_decides_so_at_a_place_too(prompted):
+    prompted.config = replace(prompted.config, head="decoder")
+    modal, amodal, wordless = prompted.predict([MODAL, AMODAL, None], masks=[MUG, MUG, BOX])
+    assert (modal.mask_type, amodal.mask_type, wordless.mask_type) == ("modal", "amodal", "modal")
+    assert prompted.num_images == 1 and amodal.amodal_probability > 0.5
+    np.testing.assert_array_equal(amodal.modal, MUG)
 
 
 def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, completer):
@@ -284,7 +351,7 @@ def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, compl
         [MODAL, AMODAL, MODAL, MODAL], masks=[MUG, MUG, BOX, None]
     )
     # What else is asked about in the same call is no neighbour.
-    (complete,) = completer(prompted._image.pixels, [MUG])
+    (complete,) = masks_of(completer, prompted._image.pixels, [MUG])
     assert (modal.mask_type, amodal.mask_type) == ("modal", "amodal")
     for prediction, mask in ((modal, MUG), (amodal, complete)):
         np.testing.assert_array_equal(prediction.mask, mask)
@@ -299,24 +366,29 @@ def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, compl
     np.testing.assert_array_equal(other.mask, BOX)
     (plain,) = prompted.predict([MODAL])
     assert_equal(found, plain)
-    assert prompted.predict([MODAL], "amodal", masks=[MUG])[0].mask_type == "amodal"
+    (forced,) = prompted.predict([MODAL], mask_type="amodal", masks=[MUG])
+    assert forced.mask_type == "amodal"
 
 
-def test_the_others_are_the_neighbours_of_what_is_completed(prompted, completer):
-    expected = completer(prompted._image.pixels, [MUG, BOX])
+def test_the_others_are_what_shows_of_all_objects(prompted, completer):
+    expected = masks_of(completer, prompted._image.pixels, [MUG, BOX], MUG | BOX)
     for others in ([MUG, BOX], [masks.encode(MUG | BOX)]):
         answers = prompted.predict([AMODAL, AMODAL], masks=[MUG, BOX], others=others)
         for answer, complete in zip(answers, expected, strict=True):
             np.testing.assert_array_equal(answer.mask, complete)
-    prompted.completer = StubCompleter()
+    stub = StubCompleter()
+    prompted.parts = prompted.parts._replace(completer=stub)
     prompted.predict(boxes=[(10, 10, 30, 40)], others=[])
-    assert not prompted.completer.neighbours[0].any()
+    assert not stub.others.any()
+    prompted.predict(boxes=[(10, 10, 30, 40)], others=MUG)  # a single one
+    np.testing.assert_array_equal(stub.others, MUG)
     with pytest.raises(InputError, match="mask 2 of the others"):
         prompted.predict([AMODAL], masks=[MUG], others=[BOX, BOX[:30]])
 
 
 def test_a_score_is_of_the_mask_that_is_asked_for_and_unsure_by_the_limit_of_its_kind(prompted):
-    prompted.completer = StubCompleter()
+    stub = StubCompleter()
+    prompted.parts = prompted.parts._replace(completer=stub)
     box = [(10, 10, 30, 40)]
     (modal,), (amodal,) = (prompted.predict([text], masks=[MUG]) for text in (MODAL, AMODAL))
     assert (modal.score, amodal.score) == (None, 0.9) and not amodal.is_unsure
@@ -331,9 +403,25 @@ def test_a_score_is_of_the_mask_that_is_asked_for_and_unsure_by_the_limit_of_its
     assert "predicted IoU 0.90" in amodal.summary()
     (found,) = prompted.predict([AMODAL])
     assert found.hidden_probability is None and "hidden part" not in found.summary()
-    prompted.completer.iou = 0.69
+    stub.iou = 0.69
     assert prompted.predict([AMODAL], masks=[MUG])[0].is_unsure
     assert not prompted.predict([MODAL], masks=[MUG])[0].is_unsure
+
+
+def test_a_completed_outline_has_a_limit_of_its_own():
+    """The product of both IoUs is no IoU of an outline: unsure is what is unsure in one of both,
+    unless a limit is fitted to the product."""
+    nothing = np.zeros(SIZE, bool)
+
+    def is_unsure(outline_iou, completion_iou, completed=None):
+        outline = Outline(MUG, outline_iou, unsure_below=0.6, completed=completed)
+        judged = judge(outline, Completion(nothing, completion_iou, 0.5, unsure_below=0.8))
+        return judged.iou < judged.unsure_below
+
+    assert not is_unsure(0.65, 0.85)  # their product, .55, is below both limits
+    assert is_unsure(0.55, 0.99) and is_unsure(0.99, 0.75)
+    fitted = KindCalibration(iou_shift=1.0, unsure_below=0.7)
+    assert not is_unsure(0.65, 0.85, fitted) and is_unsure(0.65, 0.6, fitted)
 
 
 def test_the_outliner_draws_what_boxes_and_clicks_mean(prompted, completer):
@@ -342,7 +430,8 @@ def test_the_outliner_draws_what_boxes_and_clicks_mean(prompted, completer):
         boxes=[(10, 10, 30, 40), (30, 20, 60, 50), None, None],
         points=[None, None, [(40, 30)], None],
     )
-    complete = [completer(prompted._image.pixels, [a.modal])[0] for a in answers[:3]]
+    pixels = prompted._image.pixels
+    complete = [masks_of(completer, pixels, [a.modal])[0] for a in answers[:3]]
     for answer, visible, whole in zip(answers, (MUG, BOX), complete, strict=False):
         np.testing.assert_array_equal(answer.modal, visible)
         np.testing.assert_array_equal(answer.amodal, whole)
@@ -356,7 +445,8 @@ def test_the_outliner_draws_what_boxes_and_clicks_mean(prompted, completer):
     wordless = prompted.predict(boxes=[(10, 10, 30, 40), (30, 20, 60, 50)])
     assert [p.mask_type for p in wordless] == ["modal", "modal"]
     np.testing.assert_array_equal(wordless[1].mask, BOX)
-    assert prompted.predict([None], "amodal", boxes=[(1, 1, 9, 9)])[0].mask_type == "amodal"
+    (forced,) = prompted.predict([None], mask_type="amodal", boxes=[(1, 1, 9, 9)])
+    assert forced.mask_type == "amodal"
 
 
 def test_ten_queries_keep_their_own_boxes(prompted):
@@ -366,7 +456,7 @@ def test_ten_queries_keep_their_own_boxes(prompted):
 
 
 def test_a_model_says_what_it_lacks(prompted):
-    prompted.completer = None
+    prompted.parts = Parts(outliner=StubOutliner())
     (visible,) = prompted.predict([MODAL], boxes=[(10, 10, 30, 40)])
     np.testing.assert_array_equal(visible.mask, MUG)
     assert not visible.has_both_masks and "hidden" not in visible.summary()
@@ -377,7 +467,7 @@ def test_a_model_says_what_it_lacks(prompted):
     ):
         with pytest.raises(InputError, match="has no completer"):
             call()
-    prompted.outliner = None
+    prompted.parts = Parts()
     with pytest.raises(InputError, match="has no outliner"):
         prompted.predict(boxes=[(10, 10, 30, 40)])
 
@@ -473,7 +563,7 @@ def test_the_programs_of_the_documentation_run(prompted, completer):
         (detectron2, {"model": lambda image: {"instances": detectron}, "image": None}),
         (supervision, {"detections": SimpleNamespace(mask=stack)}),
     ]
-    expected = completer(prompted._image.pixels, [MUG, BOX])
+    expected = masks_of(completer, prompted._image.pixels, [MUG, BOX], MUG | BOX)
     for program, names in systems:
         names["predictor"] = prompted
         exec(program, names)
@@ -509,13 +599,14 @@ def test_a_bad_image_is_refused_and_the_earlier_one_stays(images):
     ("call", "words"),
     [
         (lambda p, image: StubPredictor().predict(["the mug"]), "set_image"),
-        (lambda p, image: p.predict(["the mug"], "visible"), "'visible'"),
+        (lambda p, image: p.predict(["the mug"], mask_type="visible"), "'visible'"),
         (lambda p, image: p.predict(["the mug", " ."]), "query is empty"),
         (lambda p, image: p.predict(["the mug"], abstain=30), "abstain"),
         (lambda p, image: list(p.predict_batches([image], [[""]])), "query is empty"),
         (lambda p, image: p.predict(["the mug"], masks=[MUG, BOX]), "2 masks, but 1 queries"),
         (lambda p, image: p.complete([MUG, MUG & BOX]), "mask 2 .* is empty"),
-        (lambda p, image: p.complete([MUG], neighbours=[BOX[:30]]), "neighbours of mask 1"),
+        (lambda p, image: p.complete([MUG], [BOX[:30]]), "mask 1 of the others"),
+        (lambda p, image: p.predict(["the mug"], others=[MUG]), "give one of these as well"),
     ],
 )
 def test_bad_calls_are_refused(prompted, images, call, words):

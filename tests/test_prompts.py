@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-from conftest import BOX, MUG, SIZE, rectangle
+from conftest import BOX, MUG, SIZE
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import innermost_pixel
-from r2sm_jax.inference.prompts import Request, clean, read_mask, read_requests
+from r2sm_jax.inference.prompts import Request, read_mask, read_requests
 from r2sm_jax.query import MAX_CLICKS, Click, Prompt
+
+POINT = (10, 20)
 
 
 def uncompressed(mask: np.ndarray) -> dict:
@@ -64,22 +66,45 @@ def test_boxes_and_clicks_are_read_with_their_queries():
         points=[[(40, 30), (80, 60, False)], None, [(9, 9, 0)], None, None],
     )
     clicks = (Click(40, 30), Click(80, 60, False))
-    assert requests[0] == Request("", prompt=Prompt(None, clicks))
+    assert requests[0] == Request("", place=Prompt(None, clicks))
     # What lies outside of the image is cut off.
-    assert requests[1] == Request("the mug", prompt=Prompt((10, 20, 80, 40)))
+    assert requests[1] == Request("the mug", place=Prompt((10, 20, 80, 40)))
     # A click beside the object helps a box.
-    assert requests[2].prompt == Prompt((0, 0, 5, 5), (Click(9, 9, False),))
-    assert requests[3].mask is not None and requests[3].prompt is None
+    assert requests[2].place == Prompt((0, 0, 5, 5), (Click(9, 9, False),))
+    np.testing.assert_array_equal(requests[3].place, MUG)
     assert requests[4] == Request("the cat")
     assert len(read_requests(None, SIZE, boxes=[(0, 0, 5, 5)] * 3)) == 3
     assert read_requests("the mug", SIZE) == [Request("the mug")] and read_requests([], SIZE) == []
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"boxes": (10, 20, 80, 40)},
+        {"boxes": np.array([10, 20, 80, 40])},
+        {"points": [(10, 20), (30, 5, False)]},
+        {"points": np.array([[10, 20], [30, 5]])},
+        {"points": POINT},
+        {"masks": MUG},
+        {"masks": masks.encode(MUG)},
+        {"masks": [10, 10, 30, 10, 30, 40, 10, 40]},
+    ],
+)
+def test_what_is_given_for_a_single_query_needs_no_list_around_it(given):
+    ((name, value),) = given.items()
+    inner = [value] if value is POINT else value
+    for queries in (None, ["the mug"]):
+        (found,) = read_requests(queries, SIZE, **given)
+        (expected,) = read_requests(queries, SIZE, **{name: [inner]})
+        if name == "masks":
+            np.testing.assert_array_equal(found.place, expected.place)
+        else:
+            assert found == expected
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"masks": MUG}, "60 masks, but 1 queries"),
-        ({"masks": masks.encode(MUG)}, "2 masks, but 1 queries"),
         ({"masks": [MUG, BOX]}, "2 masks, but 1 queries"),
         ({"masks": [~MUG & MUG]}, "mask of query 1 .* empty"),
         ({"masks": [MUG[:30]]}, r"\[30, 80\], its image's \[60, 80\]"),
@@ -110,6 +135,9 @@ def test_boxes_and_clicks_are_read_with_their_queries():
         ({"points": [[(20, 20, 2)]]}, "label 2"),
         ({"points": [[(1, 1)] * (MAX_CLICKS + 1)]}, "at most"),
         ({"points": [[(1, 1, False)]]}, "beside its object"),
+        ({"boxes": [(1, 2, 3)]}, "give x0 y0 x1 y1"),
+        ({"boxes": ["mug"]}, "give x0 y0 x1 y1"),
+        ({"points": [[40, (30, 20)]]}, "give x y"),
     ],
 )
 def test_what_cannot_be_used_is_refused(given, words):
@@ -123,17 +151,6 @@ def test_a_query_needs_words_or_a_place():
             read_requests(queries, SIZE)
     with pytest.raises(InputError, match="half of a character"):
         read_requests(["the caf\udce9"], SIZE)
-
-
-def test_cleaning_drops_specks_and_holes():
-    spoilt = MUG.copy()
-    spoilt[20:22, 15:17] = False  # 4 of 600 pixels: a hole
-    spoilt[50:52, 70:72] = True  # a speck
-    np.testing.assert_array_equal(clean(spoilt), MUG)
-    spoilt[20:24, 15:19] = False  # 16 pixels are a hole that is meant
-    assert not clean(spoilt)[20:24, 15:19].any()
-    dust = rectangle(0, 0, 1, 1) | rectangle(5, 5, 7, 7)
-    np.testing.assert_array_equal(clean(dust), dust)
 
 
 def test_the_innermost_pixel_of_a_ring_lies_on_it():

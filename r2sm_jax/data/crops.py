@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.masks import Mask
 from r2sm_jax.query import Click, Prompt
 
 CROP_EXTENT = 2.2  # side of the crop, as a multiple of the longer side of the visible mask's box
@@ -68,7 +67,7 @@ class CropWindow:
             inside = inside * np.uint8(255)
         y, x = max(0, -top), max(0, -left)
         part[y : y + len(inside), x : x + inside.shape[1]] = inside
-        box = (*(columns.start, rows.start), *(columns.end, rows.end))
+        box = (columns.start, rows.start, columns.end, rows.end)
         shape = (columns.last - columns.first, rows.last - rows.first)
         scaled = Image.fromarray(part).resize(shape, Image.Resampling.BILINEAR, box)
         crop[rows.first : rows.last, columns.first : columns.last] = np.asarray(scaled)
@@ -151,30 +150,13 @@ def paste_mean(
         if right <= left or bottom <= top:
             continue
         scale = len(values) / window.side
-        edges = np.array([left, top, right, bottom]) - 2 * [window.x, window.y]
+        edges = np.array([left, top, right, bottom]) - [window.x, window.y, window.x, window.y]
         part = Image.fromarray(np.asarray(values, np.float32)).resize(
             (right - left, bottom - top), Image.Resampling.BILINEAR, tuple(scale * edges)
         )
         canvas[top:bottom, left:right] += np.asarray(part)
         counts[top:bottom, left:right] += 1
     return np.where(counts, canvas / np.maximum(counts, 1), np.float32(outside))
-
-
-def others_of(visible_masks: Sequence[Mask]) -> list[Mask | None]:
-    """For each mask the union of all others; None where there is only one."""
-    if len(visible_masks) < 2:
-        return [None] * len(visible_masks)
-    counts = count_masks(visible_masks)
-    return [(counts - mask) > 0 for mask in visible_masks]
-
-
-def count_masks(visible_masks: Sequence[Mask]) -> np.ndarray:
-    """How many masks cover each pixel `[H W]`. Without an object's own mask (0 or 1), what is left
-    counts the other objects there."""
-    counts = np.zeros(visible_masks[0].shape, np.int32)
-    for mask in visible_masks:
-        counts += mask
-    return counts
 
 
 # Boxes and clicks

@@ -14,7 +14,7 @@ from scipy import ndimage
 from scipy.spatial import ConvexHull, QhullError
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE, others_of
+from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.evaluation.decisions import area_under_curve
@@ -30,11 +30,9 @@ PROMPTED_IMAGES = 25
 """Most images of a split in which objects are, evenly chosen: a click takes a fifth of a second."""
 Figures = dict[str, dict[str, Any]]
 """The figures of each method or kind of prompt."""
-Method = Callable[
-    [np.ndarray, Sequence[Mask], Sequence[Mask | None]], Sequence[Mask] | Sequence[Completion]
-]
-"""Complete masks from an image, visible masks, and for each the union of all other masks, if there
-are any."""
+Method = Callable[[np.ndarray, Sequence[Mask], Mask | None], Sequence[Mask] | Sequence[Completion]]
+"""Complete masks from an image, visible masks, and the union of what shows of all objects of the
+image, if there are several."""
 
 
 def iou(answer: Mask, truth: Mask) -> float:
@@ -89,21 +87,25 @@ class ObjectMasks(NamedTuple):
     visible: Mask
     truth: Mask
     """The complete one."""
-    others: Mask | None
-    """The union of the visible masks of all other objects; None where there are none."""
 
 
 def objects_to_complete(sample: Sample) -> list[ObjectMasks]:
     """Selects the objects of a sample whose complete mask is known and of which enough shows."""
-    # Neighbours are all annotated objects, also those that are not scored.
-    others_of_each = others_of([instance.modal for instance in sample.instances])
     objects = []
-    for instance, others in zip(sample.instances, others_of_each, strict=True):
+    for instance in sample.instances:
         is_known = instance.amodal is not None and not instance.ignore
         if is_known and masks.area(instance.modal) >= MIN_COMPLETED_PIXELS:
-            truth = instance.complete | instance.modal
-            objects.append(ObjectMasks(instance.modal, truth, others))
+            objects.append(ObjectMasks(instance.modal, instance.complete | instance.modal))
     return objects
+
+
+def visible_union(sample: Sample) -> Mask | None:
+    """Returns the union of what shows of all annotated objects, also of those that are not scored;
+    None where there is only one."""
+    if len(sample.instances) < 2:
+        return None
+    visible = [instance.modal for instance in sample.instances]
+    return masks.union(visible, sample.image.shape[:2])
 
 
 def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -> Figures:
@@ -115,7 +117,8 @@ def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -
     scores: dict[str, list[ObjectScore]] = {name: [] for name in methods}
     for sample in samples:
         if objects := objects_to_complete(sample):
-            visible, truths, others = zip(*objects, strict=True)
+            visible, truths = zip(*objects, strict=True)
+            others = visible_union(sample)
             for name, complete in methods.items():
                 answers = complete(sample.image, visible, others)
                 scores[name] += map(score_object, visible, truths, answers)
@@ -158,28 +161,25 @@ def methods_of(completer: MaskCompleter) -> dict[str, Method]:
     alone."""
     return {
         "with neighbours": lambda image, visible, others: list(
-            completer.complete(image, visible, neighbours=others)
+            completer.complete(image, visible, others)
         ),
-        "alone": lambda image, visible, others: list(
-            completer.complete(image, visible, neighbours=[None] * len(visible))
-        ),
+        "alone": lambda image, visible, others: list(completer.complete(image, visible)),
     }
 
 
-def hulls_inside_neighbours(
-    image: np.ndarray, visible: Sequence[Mask], neighbours: Sequence[Mask | None]
+def hulls_inside_others(
+    image: np.ndarray, visible: Sequence[Mask], others: Mask | None
 ) -> list[Mask]:
     """Adds to each mask what its convex hull shares with the other objects."""
-    answers = []
-    for mask, others in zip(visible, neighbours, strict=True):
-        answers.append(mask if others is None else mask | (convex_hull(mask) & others))
-    return answers
+    if others is None:
+        return list(visible)
+    return [mask | (convex_hull(mask) & others) for mask in visible]
 
 
 REFERENCE_METHODS: dict[str, Method] = {
-    "visible mask": lambda image, visible, neighbours: visible,
-    "hull": lambda image, visible, neighbours: [convex_hull(mask) for mask in visible],
-    "hull in neighbours": hulls_inside_neighbours,
+    "visible mask": lambda image, visible, others: visible,
+    "hull": lambda image, visible, others: [convex_hull(mask) for mask in visible],
+    "hull in neighbours": hulls_inside_others,
 }
 """Methods that learn nothing."""
 

@@ -35,6 +35,7 @@ from r2sm_jax.evaluation.completion import (
     score_outlines,
     scored_objects,
     summarize,
+    visible_union,
 )
 from r2sm_jax.evaluation.selection import Evaluate, Evaluation
 from r2sm_jax.inference.crop_models import (
@@ -140,15 +141,11 @@ def measure_objects(
     measured = []
     for sample in samples:
         objects = objects_to_complete(sample)
-        if with_neighbours:
-            objects = [one for one in objects if one.others is not None]
-        else:
-            objects = [one._replace(others=None) for one in objects]
-        if not objects:
+        others = visible_union(sample) if with_neighbours else None
+        if not objects or (with_neighbours and others is None):
             continue
-        visible, _, others = zip(*objects, strict=True)
-        drawings = completer.draw(sample.image, visible, others)
-        for (mask, truth, _), drawing in zip(objects, drawings, strict=True):
+        drawings = completer.draw(sample.image, [one.visible for one in objects], others)
+        for (mask, truth), drawing in zip(objects, drawings, strict=True):
             answers = [mask | (drawing.logits > threshold) for threshold in THRESHOLDS]
             completed = [score_object(mask, truth, answer) for answer in answers]
             kept = score_object(mask, truth, mask)

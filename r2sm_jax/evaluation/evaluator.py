@@ -9,6 +9,7 @@ from scipy.special import expit
 
 from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.dataset import Sample, Source, truth_of_sample
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.evaluation.completion import (
     PROMPTED_IMAGES,
     REFERENCE_METHODS,
@@ -30,7 +31,7 @@ from r2sm_jax.evaluation.scorer import (
 from r2sm_jax.inference.load import Run
 from r2sm_jax.inference.model_folder import read_trained_on
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.predictor import Asked, Predictor
+from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import REFERENCES, Sentence
@@ -77,17 +78,18 @@ def evaluate(
     )
     for name, source in sources.items():
         split = report["splits"][name]
-        if predictor.completer is not None:
-            methods = REFERENCE_METHODS | methods_of(predictor.completer)
+        completer, outliner = predictor.parts
+        if completer is not None:
+            methods = REFERENCE_METHODS | methods_of(completer)
             samples = read_samples(source, f"completing objects of {name}")
             split["completion"] = score_completion(methods, samples)
-        if predictor.outliner is not None:
+        if outliner is not None:
             samples = read_samples(source, f"boxes and clicks of {name}", PROMPTED_IMAGES)
-            split["prompts"] = prompt_figures(
-                predictor.outliner,
-                samples,
-                lambda image, texts: [p.modal for p in predictor.predict(texts, "modal", image)],
-            )
+
+            def find(image: np.ndarray, texts: Sequence[str]) -> list[Mask]:
+                return [p.modal for p in predictor.predict(texts, mask_type="modal", image=image)]
+
+            split["prompts"] = prompt_figures(outliner, samples, find)
     return report, evaluated
 
 
@@ -163,31 +165,32 @@ def answer_all(
         source: the images and their queries.
         use: is called in threads, for one query after the other.
         name: of the split, for the progress that is shown.
-        options: of `to_prediction`.
+        options: of `by_words`.
     """
     indices = [index for index in range(len(source)) if source.queries_at(index)]
     # The oracle head is told the requested type.
     is_oracle = predictor.config.head == "oracle"
 
-    def read(index: int) -> Asked:
+    truths: dict[int, list[QueryTruth]] = {}
+    """By the index of the image, while it is looked at."""
+
+    def read(index: int) -> tuple[Photo, list[Request]]:
         sample = source[index]
-        truths = truths_of_image(truth_of_sample(sample), index)
+        truths[index] = truths_of_image(truth_of_sample(sample), index)
         requests = []
-        for truth in truths:
+        for truth in truths[index]:
             if not truth.left_out:
                 mask_type = truth.query.mask_type if is_oracle else "auto"
                 requests.append(Request(truth.query.text, mask_type))
-        return Asked(predictor.frame(sample.image), requests, about=truths)
+        return predictor.frame(sample.image), requests
 
-    def finish(
-        asked: Asked, predictions: Iterator[Prediction]
-    ) -> list[tuple[QueryTruth, T | None]]:
+    def use_all(index: int, predictions: Iterator[Prediction]) -> list[tuple[QueryTruth, T | None]]:
         used = []
-        for truth in asked.about:
+        for truth in truths.pop(index):
             used.append((truth, None if truth.left_out else use(next(predictions), truth)))
         return used
 
     with show_progress(f"evaluating images of {name}", len(indices)) as advance:
-        for finished in predictor.stream(indices, read, finish, **options):
-            yield from finished
+        for of_image in predictor.stream(indices, read, use_all, **options):
+            yield from of_image
             advance(1)

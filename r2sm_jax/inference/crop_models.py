@@ -6,16 +6,17 @@ clicks mean. Both are a `CropUNet`.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from einops import rearrange
 from flax import nnx
-from jaxtyping import ArrayLike, Float, UInt8
+from jaxtyping import ArrayLike, Bool, Float, UInt8
 from scipy.special import expit, logit
 
 from r2sm_jax.cli import to_json
@@ -25,7 +26,6 @@ from r2sm_jax.data.crops import (
     CropWindow,
     cut_crop,
     cut_prompt_crop,
-    others_of,
     paste_mean,
     window_of_box,
     windows_of_clicks,
@@ -103,6 +103,11 @@ class OutlinerCalibration:
     """A box, perhaps with clicks."""
     click: KindCalibration = KindCalibration()
     """Clicks alone."""
+    completed_box: KindCalibration | None = None
+    """The complete mask of what a box outlined, by the completer of the same model: of the product
+    of both predicted IoUs. None: not fitted, see `parts.judge`."""
+    completed_click: KindCalibration | None = None
+    """The same of clicks."""
 
 
 class CropModel:
@@ -196,57 +201,41 @@ class MaskCompleter(CropModel):
     make = staticmethod(make_completer)
     kinds = CompleterCalibration
 
-    def __call__(
-        self,
-        image: UInt8[np.ndarray, "_H _W 3"],
-        visible_masks: Sequence[np.ndarray],
-        *,
-        neighbours: Sequence[np.ndarray | None] | None = None,
-    ) -> list[Mask]:
-        """Returns the complete masks `[H W]` of `complete`, all at once."""
-        return [one.mask for one in self.complete(image, visible_masks, neighbours=neighbours)]
-
     def complete(
         self,
         image: UInt8[np.ndarray, "_H _W 3"],
-        visible_masks: Sequence[np.ndarray],
-        *,
-        neighbours: Sequence[np.ndarray | None] | None = None,
+        visible_masks: Iterable[np.ndarray],
+        others: Bool[np.ndarray, "_H _W"] | None = None,
     ) -> Iterator[Completion]:
-        """Yields the complete masks of some objects of one image. Of `visible_masks` and
-        `neighbours` it holds no copies.
+        """Yields the complete masks of some objects of one image.
 
         Args:
-            visible_masks: what shows of each object.
-            neighbours: for each object the union of the visible masks of all other objects; None
-                for an object whose surroundings are not known. Default: the union of the other
-                `visible_masks`, or not known where there is only one.
+            visible_masks: what shows of each object. Eight are held at a time.
+            others: the union of what shows of all objects, with or without these; None where it is
+                not known.
 
         Raises InputError for an empty mask and for one of another size than the image's.
         """
-        height, width = image.shape[:2]
-        for number, mask in enumerate(visible_masks, start=1):
-            check_mask(mask, number, (height, width))
-        if neighbours is None:
-            neighbours = others_of(visible_masks)
-
-        for start in range(0, len(visible_masks), BATCH_SIZES[-1]):
-            visible = visible_masks[start : start + BATCH_SIZES[-1]]
-            others = neighbours[start : start + BATCH_SIZES[-1]]
-            drawings = self.draw(image, visible, others)
-            for mask, of_mask, drawing in zip(visible, others, drawings, strict=True):
-                yield self.decide(mask, drawing, knows_neighbours=of_mask is not None)
+        waiting = iter(visible_masks)
+        number = 1
+        while visible := list(islice(waiting, BATCH_SIZES[-1])):
+            for mask in visible:
+                check_mask(mask, number, image.shape[:2])
+                number += 1
+            for mask, drawing in zip(visible, self.draw(image, visible, others), strict=True):
+                yield self.finish(mask, drawing, knows_others=others is not None)
 
     def draw(
         self,
         image: UInt8[np.ndarray, "_H _W 3"],
         visible_masks: Sequence[np.ndarray],
-        neighbours: Sequence[np.ndarray | None],
+        others: Bool[np.ndarray, "_H _W"] | None,
     ) -> Iterator[Drawing]:
-        """Yields what the network says of each object, averaged over `VIEWS`."""
+        """Yields what the network says of each object, averaged over `VIEWS`. `others`: as in
+        `complete`."""
         height, width = image.shape[:2]
         windows, crops = [], []
-        for visible, others in zip(visible_masks, neighbours, strict=True):
+        for visible in visible_masks:
             middle = CropWindow.around(visible)
             for ratio, is_mirrored in VIEWS:
                 windows.append(middle.scaled(ratio))
@@ -264,9 +253,9 @@ class MaskCompleter(CropModel):
                 float(output.hidden_logit[views].mean()),
             )
 
-    def decide(self, visible: Mask, drawing: Drawing, *, knows_neighbours: bool) -> Completion:
-        """Makes the complete mask of one object, and its scores."""
-        kind = self.calibration.neighbours if knows_neighbours else self.calibration.alone
+    def finish(self, visible: Mask, drawing: Drawing, *, knows_others: bool) -> Completion:
+        """Makes the complete mask of one object of its drawing, and its scores."""
+        kind = self.calibration.neighbours if knows_others else self.calibration.alone
         hidden = float(kind.hidden_probability(drawing.hidden_logit))
         is_kept = hidden < kind.kept_below
         mask = visible if is_kept else visible | (drawing.logits > self.threshold)
@@ -278,6 +267,7 @@ class MaskCompleter(CropModel):
         """Cuts the crop of an object: colours, inside, the visible mask, the others' masks, and
         whether these are known."""
         is_known = others is not None
+        # The others of this object: the union of all without what shows of itself.
         others = others & ~visible if is_known else np.zeros_like(visible)
         crop = cut_crop(image, window, self.config.size, (visible, others))
         known = np.full_like(crop[..., :1], 255 * is_known)
@@ -296,18 +286,20 @@ def check_mask(mask: np.ndarray, number: int, size: tuple[int, int]) -> None:
 
 
 class Outline(NamedTuple):
-    """The answer to one prompt."""
+    """What shows of one object: the answer to a prompt, or a given mask."""
 
     mask: Mask
-    """What shows of the object, `[H W]`."""
+    """`[H W]`."""
     iou: float
-    """The predicted IoU of the mask with the true one."""
+    """The predicted IoU of the mask with the true one; 1 of a given mask."""
     agreement: float = 0.5
     """The mean IoU of the mask with those of all crops around clicks."""
     unsure_below: float = UNSURE_BELOW
     """An IoU below this is called unsure."""
     candidates: tuple["Outline", ...] = ()
     """What else clicks may mean: the different masks of the other crops, the likeliest first."""
+    completed: KindCalibration | None = None
+    """That of its complete mask; None where none is fitted."""
 
 
 class MaskOutliner(CropModel):
@@ -333,7 +325,8 @@ class MaskOutliner(CropModel):
         height, width = image.shape[:2]
         if prompt.box is not None:
             (outline,) = self._read(image, [window_of_box(prompt.box)], prompt)
-            return calibrated(outline, self.calibration.box)
+            kinds = self.calibration.box, self.calibration.completed_box
+            return calibrated(outline, *kinds)
 
         windows = windows_of_clicks(prompt.clicks, height, width)
         outlines = self._read(image, windows, prompt)
@@ -352,7 +345,8 @@ class MaskOutliner(CropModel):
             near = [other.mask for other in outlines[max(0, number - 1) : number + 2]]
             agreement = float(pairwise_iou([outline.mask, *near])[0, 1:].mean())
             with_agreement = outline._replace(agreement=agreement)
-            scored.append(calibrated(with_agreement, self.calibration.click))
+            kinds = self.calibration.click, self.calibration.completed_click
+            scored.append(calibrated(with_agreement, *kinds))
         first, *others = scored
         return first._replace(candidates=different_outlines(first, others))
 
@@ -370,10 +364,12 @@ class MaskOutliner(CropModel):
         return outlines
 
 
-def calibrated(outline: Outline, kind: KindCalibration) -> Outline:
+def calibrated(
+    outline: Outline, kind: KindCalibration, completed: KindCalibration | None
+) -> Outline:
     """Returns an outline of the network with the scores of its kind."""
     iou = float(kind.iou(outline.iou, outline.agreement))
-    return outline._replace(iou=iou, unsure_below=kind.unsure_below)
+    return outline._replace(iou=iou, unsure_below=kind.unsure_below, completed=completed)
 
 
 def choose_outline(outlines: Sequence[Outline], windows: Sequence[CropWindow]) -> int:
@@ -419,11 +415,3 @@ def part_json(part: CropModel) -> dict[str, Any]:
         "threshold": part.threshold,
         "calibration": to_json(part.calibration),
     }
-
-
-def no_part(part: str, name: str) -> InputError:
-    """Returns the error for a model without a completer or outliner, to raise."""
-    return InputError(
-        f"{name} has no {part}; put one in, such as that of photos-small, with python -m "
-        f"r2sm_jax.export MODEL --{part} photos-small --out DIR"
-    )

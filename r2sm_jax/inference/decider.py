@@ -4,7 +4,6 @@ Of a model only the mask-type head, the calibration and the language model are r
 heads are computed in NumPy (models/numpy_text.py), so that nothing waits for JAX.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +16,13 @@ from r2sm_jax.cli import from_json
 from r2sm_jax.config import LEARNED_HEADS, ModelConfig, TextConfig
 from r2sm_jax.data.tokenizer import QueryTokenizer, check_language_model, identify, pad_ids
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query, decide
+from r2sm_jax.inference.decision import (
+    Decision,
+    check_abstain,
+    check_query,
+    decide,
+    warn_of_unread,
+)
 from r2sm_jax.inference.model_folder import (
     CONFIG,
     WEIGHTS,
@@ -108,15 +113,8 @@ class Decider:
     def logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
         """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
         assert self.head is not None
-        tokenizer = self.texts.tokenizer
         for sentence in dict.fromkeys(sentences):
-            if unread := tokenizer.cut_off(sentence):
-                warnings.warn(
-                    f"a sentence is longer than {tokenizer.max_tokens} tokens; this was not "
-                    f"read: {unread[:200]!r}",
-                    TruncatedQuery,
-                    stacklevel=3,
-                )
+            warn_of_unread(self.texts.tokenizer.cut_off(sentence))
         logits = np.zeros(len(sentences), np.float32)
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
         for start in range(0, len(order), BATCH_SENTENCES):

@@ -41,6 +41,18 @@ class TruncatedQuery(UserWarning):
     """
 
 
+def warn_of_unread(unread: str) -> None:
+    """Warns (`TruncatedQuery`) of the end of a sentence that the language model did not read; "" is
+    none."""
+    if unread:
+        warnings.warn(
+            "a sentence is longer than the language model reads; this was not read: "
+            f"{unread[:200]!r}",
+            TruncatedQuery,
+            stacklevel=3,
+        )
+
+
 def check_query(query: str) -> None:
     """Raises InputError for a query without words, or with characters that UTF-8 cannot encode.
     Warns of one that is probably not in English (`NotEnglish`)."""
@@ -103,6 +115,8 @@ def decide(
         amodal_logit: calibrated logit of a learned head; other heads do not use it.
         mask_type: modal or amodal forces the type; auto lets the head decide.
         abstain: a probability that is nearer than this to 0.5 is undecided.
+
+    Raises InputError for the oracle where no type is forced.
     """
     forced: MaskType | None = None
     if mask_type != "auto":
@@ -113,6 +127,11 @@ def decide(
         return Decision(forced, None)
 
     if head in REFERENCES:
+        if head == "oracle" and forced is None:
+            raise InputError(
+                "this run's head is the oracle, which needs the truth; pass --mask-type modal or "
+                "amodal"
+            )
         # The oracle repeats the type that it is told; the other rules ignore it.
         rule_type = REFERENCES[head](query, forced)
         probability = float(rule_type == "amodal")

@@ -27,7 +27,7 @@ from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import CompleterConfig, Config, MatmulPrecision, ModelConfig, OutlinerConfig
 from r2sm_jax.data.text_states import open_language_model
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import CropModel, MaskCompleter, MaskOutliner, no_part
+from r2sm_jax.inference.crop_models import CropModel, MaskCompleter, MaskOutliner
 from r2sm_jax.inference.model_folder import (
     CONFIG,
     WEIGHTS,
@@ -37,6 +37,7 @@ from r2sm_jax.inference.model_folder import (
     language_model_of,
     read_stored,
 )
+from r2sm_jax.inference.parts import Parts, no_part
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.hub import EFFICIENTNETS, cache_dir, find_model, read_tensors
 from r2sm_jax.models.keys import first_blocks
@@ -101,7 +102,7 @@ def load(name: str | Path, *, matmul_precision: MatmulPrecision = "float32") -> 
         ),
         Calibration(**stored.get("calibration", {})),
         matmul_precision,
-        **parts,
+        Parts(**parts),
     )
     if stored["compact"] and predictor.weights_sha256 != stored["weights_sha256"]:
         raise InputError(

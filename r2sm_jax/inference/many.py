@@ -32,17 +32,16 @@ from r2sm_jax.data.images import (
 )
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
+from r2sm_jax.inference.decision import warn_of_unread
 from r2sm_jax.inference.prediction import MAX_PICTURE, Prediction
-from r2sm_jax.inference.predictor import Asked, Predictor
-from r2sm_jax.inference.prompts import read_requests
+from r2sm_jax.inference.predictor import Photo, Predictor
+from r2sm_jax.inference.prompts import Request, read_requests
 from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
 from r2sm_jax.progress import show_progress
 
 PREDICTIONS = "predictions.json"
 MAX_LETTERS = 40
 """Of a sentence, in a file name. File systems allow 255 bytes, and a letter may take four."""
-BLANK = np.zeros((1, 1, 3), np.uint8)
-"""Stands for an image that cannot be read, about which nothing is asked."""
 
 
 class Task(NamedTuple):
@@ -200,11 +199,11 @@ class Answers:
             )
         return stored == asked and all(picture.exists() for picture in self.pictures(task))
 
-    def write(self, task: Task, predictions: Iterable[Prediction], size: tuple[int, int]) -> None:
-        """Writes the predictions for all queries about an image of a height and width, and draws
-        them."""
+    def write(self, task: Task, predictions: Iterable[Prediction]) -> None:
+        """Writes the predictions for all queries about an image, and draws them."""
         pictures = self.pictures(task)
         pixels = open_image(task.path) if pictures else None
+        size = None
         entries = []
         objects: list[Instance[RLE]] = []
         for index, prediction in enumerate(predictions):
@@ -212,10 +211,12 @@ class Answers:
                 with atomic_write(pictures[index]) as part:
                     picture = prediction.overlay(pixels, MAX_PICTURE)
                     Image.fromarray(picture).save(part, format="PNG")
+            warn_of_unread(prediction.unread)
             number, text = task.queries[index]
             about = {"query_id": number, "image": task.name, "query": text}
             entries += [about | entry for entry in prediction.to_coco()]
             objects += prediction.to_instances()
+            size = prediction.mask.shape
         stored = {
             "of": self._of(task),
             "entries": entries,
@@ -306,23 +307,20 @@ def predict_images(
     waiting = [task for task in tasks if overwrite or not answers.has(task)]
     failed: dict[str, str] = {}
 
-    def read(task: Task) -> Asked:
-        try:
-            image = read_image(task.path, task.size)
-        except InputError as error:
-            # One damaged file in a folder of thousands must not end the call.
-            failed[task.name] = str(error)
-            return Asked(predictor.frame(BLANK), (), task)
-        requests = read_requests([text for _, text in task.queries], image.shape[:2], mask_type)
-        return Asked(predictor.frame(image), requests, task)
-
-    def finish(asked: Asked, predictions: Iterable[Prediction]) -> None:
-        letterbox = asked.image.letterbox
-        if asked.about.name not in failed:
-            answers.write(asked.about, predictions, (letterbox.height, letterbox.width))
-
     with show_progress("answering about images", len(waiting)) as advance:
-        for _ in predictor.stream(waiting, read, finish):
+
+        def read(task: Task) -> tuple[Photo, list[Request]] | None:
+            try:
+                image = read_image(task.path, task.size)
+            except InputError as error:
+                # One damaged file in a folder of thousands must not end the call.
+                failed[task.name] = str(error)
+                advance(1)
+                return None
+            photo = predictor.frame(image)
+            return photo, read_requests([text for _, text in task.queries], photo.size, mask_type)
+
+        for _ in predictor.stream(waiting, read, answers.write):
             advance(1)
     if len(failed) == len(tasks):
         raise InputError(f"no image could be read; {next(iter(failed.values()))}")

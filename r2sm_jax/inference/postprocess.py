@@ -1,4 +1,6 @@
-"""From the model's output for one query to a `Prediction`. The presence of a target gates it so:
+"""Makes a `Prediction` of what words find, or of what is drawn at a place.
+
+Of words the presence of a target says what is left out:
 
 fused mask      empty below `ModelConfig.presence_threshold`; `R2SM.decode` has emptied it
 instances       the target is present, and so is the slot (`MIN_INSTANCE_PRESENCE`)
@@ -12,15 +14,15 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 from scipy.special import expit
 
-from r2sm_jax.config import ModelConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.errors import InputError
-from r2sm_jax.inference.decision import decide
+from r2sm_jax.inference.decision import Decision
+from r2sm_jax.inference.parts import Drawn
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.models.r2sm import Calibration, R2SMOutput
+from r2sm_jax.query import Prompt
 
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
@@ -38,39 +40,31 @@ def resize_masks(
     return modal, letterbox.undo_mask(np.asarray(amodal_logits)) | modal
 
 
-def to_prediction(
-    request: Request,
+def by_words(
+    query: str,
+    decision: Decision,
     output: R2SMOutput,
     letterbox: Letterbox,
-    config: ModelConfig,
+    presence_threshold: float,
     calibration: Calibration,
     *,
     unread: str = "",
-    abstain: float = 0.0,
     with_candidates: bool = False,
     with_logits: bool = False,
 ) -> Prediction:
-    """Makes the prediction for one query by its words.
+    """Makes the prediction for a query of what its words find.
 
     Args:
-        request: what was asked.
+        query: the sentence.
+        decision: which mask it asks for.
         output: numpy arrays without the axes b and k.
         letterbox: that of the image.
-        config: names the mask-type head, and has the threshold of presence.
+        presence_threshold: `ModelConfig.presence_threshold`.
         calibration: says which answers are called unsure.
-        unread: the end of the query that the language model did not read.
-        abstain: a probability that is nearer than this to 0.5 is undecided.
+        unread: the end of the sentence that the language model did not read.
         with_candidates: fill in `Prediction.candidates`.
         with_logits: fill in `Prediction.mask_logits`.
-
-    Raises InputError for an oracle head where no mask type is forced.
     """
-    if config.head == "oracle" and request.mask_type == "auto":
-        raise InputError(
-            "this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal"
-        )
-    amodal_logit = float(output.amodal_logit)
-    decision = decide(config.head, request.text, amodal_logit, request.mask_type, abstain=abstain)
     is_amodal = decision.mask_type == "amodal"
     fused, slots = output.fused, output.slots
     modal, amodal = resize_masks(fused.modal, fused.amodal, letterbox)
@@ -81,7 +75,7 @@ def to_prediction(
             mask_logits = np.maximum(mask_logits, letterbox.undo(np.asarray(fused.amodal)))
 
     slot_presence = expit(slots.presence)
-    has_target = fused.presence > config.presence_threshold
+    has_target = fused.presence > presence_threshold
     is_present = has_target & (slot_presence >= MIN_INSTANCE_PRESENCE)
     instances = []
     candidates = []
@@ -102,12 +96,13 @@ def to_prediction(
             rle = masks.encode(mask)
             rate = masks.occlude_rate(slot_modal, slot_amodal)
             candidates.append(Candidate(rle, confidence, bool(is_present[slot]), rate))
-    instances.sort(key=lambda instance: -instance.score)
+    instances.sort(key=lambda instance: -instance.presence)
 
     return Prediction(
-        query=request.text,
+        query=query,
         mask_type=decision.mask_type,
         amodal_probability=decision.amodal_probability,
+        undecided=decision.undecided,
         score=float(fused.iou[int(is_amodal)]),
         modal=modal,
         amodal=amodal,
@@ -116,9 +111,39 @@ def to_prediction(
         mask_logits=mask_logits,
         # In double precision, since the scorer computes the logit again from this probability.
         presence=float(expit(np.float64(fused.presence))),
-        undecided=decision.undecided,
         unread=unread,
         unsure_below=float(calibration.unsure_below),
+    )
+
+
+def at_place(request: Request, decision: Decision, drawn: Drawn, *, unread: str = "") -> Prediction:
+    """Makes the prediction for a query of what was drawn at its place: one object, which is there.
+
+    What is given is right: it has no score, and ranks first for average precision.
+    """
+    outline, completion = drawn
+    visible = outline.mask
+    complete = visible if completion is None else completion.mask
+    answer = drawn.answer(decision.mask_type)
+    is_given = not isinstance(request.place, Prompt)
+    instances = ()
+    if visible.any():
+        instances = (InstanceMask(1.0, answer.iou, answer.mask, visible, complete),)
+    return Prediction(
+        query=request.text,
+        mask_type=decision.mask_type,
+        amodal_probability=decision.amodal_probability,
+        undecided=decision.undecided,
+        score=None if is_given and answer is outline else answer.iou,
+        modal=visible,
+        amodal=complete,
+        instances=instances,
+        candidates=tuple(Candidate(masks.encode(one.mask), one.iou) for one in outline.candidates),
+        unread=unread,
+        is_given=is_given,
+        has_both_masks=completion is not None,
+        hidden_probability=None if completion is None else completion.hidden_probability,
+        unsure_below=answer.unsure_below,
     )
 
 

@@ -1,7 +1,7 @@
 """The prediction for one query: masks at the image's own resolution, and the files made of them."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from math import sqrt
@@ -17,24 +17,26 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
-from r2sm_jax.errors import atomic_write
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
 """Names of a prediction's masks; `mask` is the one that the query asks for."""
 MAX_PICTURE = 4_000_000
 """Pixels of an overlay that is written. At 48 megapixels it would take 2 GB of memory."""
+PROBABLY_THERE = 0.5
+"""The presence from which an answer is not said to be absent."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InstanceMask:
     """One instance that the query means. `mask` is of the predicted type."""
 
-    score: float
-    """Probability that the instance is there. (`Prediction.score` is a predicted IoU instead.)"""
+    presence: float
+    """Probability that the instance is there."""
     confidence: float
-    """`score` times the predicted IoU of `mask`. It ranks instances for average precision."""
+    """`presence` times the predicted IoU of `mask`. It ranks instances for average precision."""
     mask: Mask
     modal: Mask
     amodal: Mask
@@ -53,12 +55,11 @@ class Candidate(NamedTuple):
     """Share of the instance that is hidden; None where the system does not tell."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """The prediction for one query: masks, decision and scores, at the image's own resolution.
 
-    `amodal = modal ∪ occluded`. The predictor fills in every field. Other systems, read from a
-    file, may decide nothing and give one mask.
+    `amodal = modal ∪ occluded`. It prints as its `summary`.
     """
 
     query: str
@@ -95,6 +96,11 @@ class Prediction:
     unsure_below: float = UNSURE_BELOW
     """A `score` below this is called unsure: the mask is rather something else than what was meant.
     Each kind of query has its own limit."""
+    photo: UInt8[np.ndarray, "H W 3"] | None = None
+    """The image that was predicted; None where many were."""
+
+    def __repr__(self) -> str:
+        return self.summary()
 
     @cached_property
     def occluded(self) -> Mask:
@@ -109,60 +115,15 @@ class Prediction:
     @property
     def is_absent(self) -> bool:
         """Whether nothing of the kind is seen in the image."""
-        # Whether masks are empty was decided before, by `ModelConfig.presence_threshold`. Here 0.5
-        # only chooses the words: the masks of something that is probably there can be empty, too.
-        return self.presence < 0.5 and not (self.amodal.any() or self.instances)
+        # Masks are empty by another limit (`ModelConfig.presence_threshold`): those of something
+        # that is probably there can be empty, too.
+        return self.presence < PROBABLY_THERE and not (self.amodal.any() or self.instances)
 
     @property
     def is_unsure(self) -> bool:
         """Whether `score` or `presence` says that `mask` is probably not what was meant."""
         is_low = self.score is not None and self.score < self.unsure_below
-        return not self.is_absent and (is_low or self.presence < 0.5)
-
-    def with_masks(
-        self,
-        modal: Mask,
-        amodal: Mask | None,
-        *,
-        score: float | None,
-        confidence: float,
-        is_given: bool,
-        hidden_probability: float | None = None,
-        unsure_below: float = UNSURE_BELOW,
-        candidates: tuple[Candidate, ...] = (),
-    ) -> "Prediction":
-        """Returns the prediction with these masks in place of those found by words.
-
-        The decision stays. Presence and instances are of masks that the model found by words, so
-        the object is there, and it is one.
-
-        Args:
-            modal: the visible mask `[H W]`; an empty one means that nothing is there to outline.
-            amodal: the complete one, which contains it; None where nothing completes it.
-            score: predicted IoU of the mask that is asked for, or None.
-            confidence: ranks it for average precision.
-            is_given: whether the visible mask is the caller's own.
-            hidden_probability: that a part is hidden; None if nothing tells it.
-            unsure_below: a lower score is called unsure.
-            candidates: what else is meant, perhaps.
-        """
-        complete = modal if amodal is None else amodal
-        mask = complete if self.mask_type == "amodal" else modal
-        instance = InstanceMask(1.0, confidence, mask, modal, complete)
-        return replace(
-            self,
-            score=score,
-            modal=modal,
-            amodal=complete,
-            instances=(instance,) if modal.any() else (),
-            candidates=candidates,
-            mask_logits=None,
-            presence=1.0,
-            is_given=is_given,
-            has_both_masks=amodal is not None,
-            hidden_probability=hidden_probability,
-            unsure_below=unsure_below,
-        )
+        return not self.is_absent and (is_low or self.presence < PROBABLY_THERE)
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
         """Returns one of `MASKS` in COCO's run-length encoding."""
@@ -189,22 +150,34 @@ class Prediction:
         return file.getvalue()
 
     def overlay(
-        self, image: ImageLike, max_pixels: int | None = None
+        self, image: ImageLike | None = None, max_pixels: int | None = None
     ) -> UInt8[np.ndarray, "_height _width 3"]:
         """Paints the visible part blue and the hidden part orange, and outlines `mask`.
 
         Args:
-            image: the one that was predicted.
+            image: the one that was predicted; default: `photo`.
             max_pixels: a larger image is drawn smaller; None: never.
+
+        Raises InputError if the image has another size than the masks, or there is none.
         """
         from r2sm_jax.data.sheet import paint
 
+        image = self.photo if image is None else image
+        if image is None:
+            raise InputError("this prediction does not hold its image; give it")
+        pixels = open_image(image)
+        if pixels.shape[:2] != self.modal.shape:
+            sizes = [" x ".join(map(str, array.shape[:2])) for array in (pixels, self.modal)]
+            raise InputError(
+                f"this image is {sizes[0]}, the masks are {sizes[1]}; give the image that was "
+                "predicted"
+            )
         ratio = 1.0 if max_pixels is None else min(1.0, sqrt(max_pixels / self.modal.size))
-        return paint(open_image(image), self.modal, self.amodal, self.mask_type or "modal", ratio)
+        return paint(pixels, self.modal, self.amodal, self.mask_type or "modal", ratio)
 
-    def show(self, image: ImageLike) -> Image.Image:
-        """Returns the overlay over the image that was predicted as a picture, which notebooks
-        show."""
+    def show(self, image: ImageLike | None = None) -> Image.Image:
+        """Returns the overlay as a picture, which notebooks show. Arguments and errors are those of
+        `overlay`."""
         return Image.fromarray(self.overlay(image, MAX_PICTURE))
 
     def to_json(self) -> dict[str, Any]:
@@ -227,7 +200,7 @@ class Prediction:
 
         instances = []
         for instance in self.instances:
-            entry: dict[str, Any] = {"score": instance.score}
+            entry: dict[str, Any] = {"score": instance.presence}
             entry["mask"] = masks.encode(instance.mask)
             entry["modal"] = masks.encode(instance.modal)
             entry["amodal"] = masks.encode(instance.amodal)
@@ -282,14 +255,17 @@ class Prediction:
             instances.append(Instance(0, category, masks.encode(modal), complete, fields=fields))
         return instances
 
-    def write(self, folder: Path, image: np.ndarray) -> None:
-        """Writes `FILES` into a folder. Raises InputError if that cannot be written."""
+    def write(self, folder: str | Path, image: ImageLike | None = None) -> None:
+        """Writes `FILES` into a folder. Raises InputError if that cannot be written, and as
+        `overlay`."""
+        folder = Path(folder)
+        picture = Image.fromarray(self.overlay(image, MAX_PICTURE))
         # prediction.json appears when this block ends, so a folder that has it has the pictures,
         # too. An OSError of any of the files becomes an InputError.
         with atomic_write(folder / "prediction.json") as part:
             for name in MASKS:
                 (folder / f"{name}.png").write_bytes(self.png(name))
-            Image.fromarray(self.overlay(image, MAX_PICTURE)).save(folder / "overlay.png")
+            picture.save(folder / "overlay.png")
             part.write_text(json.dumps(self.to_json()) + "\n", "utf-8")
 
     def summary(self) -> str:

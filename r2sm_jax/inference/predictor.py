@@ -1,54 +1,58 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries.
 
-    what is given   read_requests (prompts.py)                           one Request a query
-    photo           open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
-    sentence        TextStates: the frozen language model                token states [t l e]
-    both            R2SM.decode                                          R2SMOutput
-    logits          to_prediction (postprocess.py)                       Prediction
+    what is given     read_requests (prompts.py)                         one Request a query
+    sentences         TextStates: the frozen language model              token states [t l e]
 
-Where the caller says where the object is, the sentence only decides which of its masks is meant:
+The words decide which mask is meant:
 
-    box, clicks     MaskOutliner                                         visible mask
-    visible mask    MaskCompleter                                        complete mask
+    token states      R2SM.amodal_logit, or R2SM.decode                  Decision
+
+Without a place they find the object, too:
+
+    photo             open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
+    both              R2SM.decode                                        R2SMOutput
+    masks, scores     by_words (postprocess.py)                          Prediction
+
+Where the caller says where the object is, it is drawn there:
+
+    mask, box, clicks Parts.draw (parts.py): outliner, then completer    Drawn
+    masks, scores     at_place (postprocess.py)                          Prediction
 """
 
 import copy
 import hashlib
 import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
 
-from r2sm_jax.config import UNSURE_BELOW, MatmulPrecision, ModelConfig
-from r2sm_jax.data import masks
+from r2sm_jax.config import DECODER_HEAD, LEARNED_HEADS, MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import (
-    Completion,
-    MaskCompleter,
-    MaskOutliner,
-    Outline,
-    no_part,
+from r2sm_jax.inference.decision import Decision, check_abstain, decide, warn_of_unread
+from r2sm_jax.inference.parts import Parts
+from r2sm_jax.inference.postprocess import at_place, by_words, name_hiders
+from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.prompts import (
+    Request,
+    list_masks,
+    read_mask,
+    read_others,
+    read_requests,
 )
-from r2sm_jax.inference.decision import TruncatedQuery, check_abstain
-from r2sm_jax.inference.postprocess import name_hiders, to_prediction
-from r2sm_jax.inference.prediction import Candidate, Prediction
-from r2sm_jax.inference.prompts import Request, read_mask, read_others, read_requests
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
-from r2sm_jax.query import Click, Prompt
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -60,31 +64,32 @@ BATCH_IMAGES = 8
 """Images in a batch; the last batch is padded."""
 NUM_THREADS = min(8, os.cpu_count() or 1)
 """Each may hold a large image, or the masks of one, for a moment."""
+NO_PIXELS = np.zeros((0, 0, 3), np.uint8)
+"""In place of an image that would take much memory."""
 
 
-class FramedImage(NamedTuple):
-    """An image as the model sees it. It is small, whatever the image's size."""
-
-    letterbox: Letterbox
-    pixels: UInt8[np.ndarray, "S S 3"]
-
-
-class EncodedImage(NamedTuple):
-    """The features of one image, computed by `Predictor.encode`. Threads may share it."""
+@dataclass(eq=False)
+class Photo:
+    """An image as the model sees it, and what was computed of it. Threads may share it."""
 
     letterbox: Letterbox
-    features: ImageFeatures
+    frame: UInt8[np.ndarray, "S S 3"]
+    """The image in the frame of the letterbox."""
     pixels: UInt8[np.ndarray, "H W 3"]
-    """The image itself, which completer and outliner look at."""
+    """The image itself, which completer and outliner look at; `NO_PIXELS` in a stream of many."""
+    encoded: tuple[nnx.State, ImageFeatures] | None = None
+    """The features and the weights that computed them; None until words need them."""
 
+    @classmethod
+    def of(cls, pixels: UInt8[np.ndarray, "H W 3"], side: int) -> "Photo":
+        """Fits an image into a frame with sides of `side`."""
+        letterbox = Letterbox(pixels.shape[0], pixels.shape[1], side)
+        return cls(letterbox, letterbox.image(pixels), pixels)
 
-class Asked(NamedTuple):
-    """An image and what is asked about it, for `Predictor.stream`."""
-
-    image: FramedImage
-    requests: Sequence[Request]
-    about: Any = None
-    """Whatever the caller wants to know of it later."""
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the image."""
+        return self.letterbox.height, self.letterbox.width
 
 
 @dataclass(eq=False, repr=False)
@@ -106,11 +111,11 @@ class Predictor:
     text_encoder: TextStates
     calibration: Calibration = NOT_CALIBRATED
     matmul_precision: MatmulPrecision = "float32"
-    completer: MaskCompleter | None = None
-    outliner: MaskOutliner | None = None
+    parts: Parts = field(default_factory=Parts)
+    """What draws at places."""
 
     def __post_init__(self) -> None:
-        self._image: EncodedImage | None = None
+        self._image: Photo | None = None
         self._process_id = os.getpid()
         self._encode_image = self._compiled(R2SM.encode_image)
         self._decode = self._compiled(R2SM.decode)
@@ -151,165 +156,183 @@ class Predictor:
     # One image.
 
     def set_image(self, image: ImageLike) -> None:
-        """Sets the image for the next calls of `predict`. Raises InputError as `encode`."""
-        self._image = self.encode(image)
+        """Sets the image for the next calls of `predict` and `complete`. Its features are computed
+        when words first need them.
 
-    def encode(self, image: ImageLike) -> EncodedImage:
-        """Computes the features of an image for `predict`.
+        Raises InputError if it cannot be read as an image, or is too large (see `open_image`).
+        """
+        self._image = self._open(image)
+
+    def encode(self, image: ImageLike) -> Photo:
+        """Opens an image and computes its features, for `predict`.
 
         Args:
             image: a file, its bytes, a Pillow image, or an RGB array `uint8 [H W 3]`.
 
-        Raises InputError if it cannot be read as an image, or is too large (see `open_image`).
+        Raises InputError as `set_image`.
         """
-        pixels = open_image(image)
-        frame = self.frame(pixels)
-        return EncodedImage(frame.letterbox, self._features([frame]), pixels)
+        photo = self._open(image)
+        self._features_of(photo)
+        return photo
 
     def predict(
         self,
         queries: str | Iterable[str | None] | None = None,
+        *,
         mask_type: str = "auto",
-        image: EncodedImage | ImageLike | None = None,
+        image: Photo | ImageLike | None = None,
         abstain: float = 0.0,
-        masks: Iterable[Any] | None = None,
-        boxes: Iterable[Any] | None = None,
-        points: Iterable[Any] | None = None,
-        others: Iterable[Any] | None = None,
+        masks: Any = None,
+        boxes: Any = None,
+        points: Any = None,
+        others: Any = None,
     ) -> list[Prediction]:
         """Returns one prediction for each query about one image.
 
-        A query is a sentence, or a mask, a box or clicks, or both. Without a sentence nothing asks
-        for the complete shape, so that the mask type is modal unless it is forced.
-
-        Where a visible mask is given, or outlined in a box or around clicks, the sentence only
-        decides whether that mask or the complete one is meant, and it takes the place of what the
-        model found by words (`Prediction.with_masks`). Each is completed by itself, whatever else
-        is asked in the same call: what lies beside it is said by `others`.
+        A query is a sentence, a place (a mask, a box or clicks), or a sentence and a place. The
+        words decide which mask is meant. A place says of which object; without one the words find
+        it. Without words nothing asks for the complete shape, so that the mask type is modal unless
+        it is forced.
 
         Args:
             queries: sentences; a single one may be given as a string. None, or an empty one, where
-                a mask, a box or clicks stand in its place, or for all of them.
+                a place stands in its place; None for all of them where each has a place.
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
-            masks: for each query the visible mask of its object, in a layout of
-                `prompts.read_mask`, or None.
+            masks: for each query what shows of its object, in a layout of `prompts.read_mask`, or
+                None. It is the visible mask of the answer, and no hint.
             boxes: for each query a box x0 y0 x1 y1 around what shows of its object, in pixels, or
                 None.
             points: for each query a list of clicks (x, y) or (x, y, is_positive), in pixels, or
                 None. A click that is not positive lies beside the object.
-            others: visible masks of the objects of the image, which say where something can be
-                hidden; for each query the mask itself does not count, so that the `masks` of all
-                queries may be given. None: they are not known.
+            others: what shows of all objects of the image, the queries' own or not: masks that say
+                where something can be hidden. None: they are not known.
 
-        Raises InputError if there is no image, as `read_requests`, if the run has an oracle head
-        and no mask type is forced, and if the model lacks the completer or the outliner that is
-        needed.
+        What is given for a single query may stand without a list around it.
+
+        Raises InputError if there is no image, or it is one that another model encoded; as
+        `read_requests`; if `others` are given and no place; if the run has an oracle head and no
+        mask type is forced; and if the model lacks the completer or the outliner that is needed.
         """
-        image = self._encoded(image)
-        size = image.pixels.shape[:2]
-        requests = read_requests(queries, size, mask_type, masks, boxes, points)
-        neighbours = None if others is None else read_others(others, size)
+        photo = self._photo(image)
+        requests = read_requests(queries, photo.size, mask_type, masks, boxes, points)
         check_abstain(abstain)
-        if self.outliner is None and any(request.prompt for request in requests):
-            raise no_part("outliner", "this model")
-
-        texts = [request.text for request in requests]
-        (outputs,) = self._decode_queries(image.features, [texts])
-        predictions = []
-        for request, output in zip(requests, outputs, strict=True):
-            predictions.append(
-                self._to_prediction(request, output, image.letterbox, abstain=abstain)
+        places = [request.place for request in requests if request.place is not None]
+        if others is not None and not places:
+            raise InputError(
+                "others= says what lies beside a mask, a box or clicks; give one of these as well"
             )
-        self._warn_of_truncated(predictions)
-        return name_hiders(self._with_places(predictions, requests, image, neighbours))
+        visible = None if others is None else read_others(others, photo.size)
+
+        outputs = self._look(photo, requests)
+        decisions = self._decide(requests, outputs, abstain)
+        for request, decision in zip(requests, decisions, strict=True):
+            if request.place is not None:
+                self.parts.check(request.place, decision.mask_type)
+        drawn = self.parts.draw(photo.pixels, places, visible)
+        predictions = []
+        for request, decision, output in zip(requests, decisions, outputs, strict=True):
+            if request.place is not None:
+                unread = self.text_encoder.cut_off(request.text)
+                prediction = at_place(request, decision, next(drawn), unread=unread)
+            else:
+                assert output is not None
+                prediction = self._by_words(request, decision, output, photo.letterbox)
+            warn_of_unread(prediction.unread)
+            predictions.append(replace(prediction, photo=photo.pixels))
+        return name_hiders(predictions)
 
     def complete(
-        self,
-        masks: Iterable[Any],
-        neighbours: Iterable[Any] | None = None,
-        image: EncodedImage | ImageLike | None = None,
+        self, masks: Any, others: Any = None, image: Photo | ImageLike | None = None
     ) -> list[Mask]:
         """Returns the complete masks `[H W]` of some objects of an image.
 
         Args:
             masks: what shows of each object, in a layout of `prompts.read_mask`; an array `[m H W]`
                 will do.
-            neighbours: for each object the union of the visible masks of all others, or None where
-                it is not known. Default: the union of the other `masks`.
+            others: what shows of all objects of the image, these or not. Default: the `masks`;
+                where there is only one, what lies beside it is not known.
             image: default: the one of `set_image`.
 
         Raises InputError if there is no image, a mask cannot be used, or the model has no
         completer.
         """
-        if self.completer is None:
-            raise no_part("completer", "this model")
-        pixels = self._encoded(image).pixels
-        size = pixels.shape[:2]
-        visible_masks = []
-        for number, mask in enumerate(masks, start=1):
-            visible_masks.append(read_mask(mask, size, f"mask {number}"))
-        if neighbours is None:
-            return self.completer(pixels, visible_masks)
-        others: list[Mask | None] = []
-        for number, (mask, _) in enumerate(zip(neighbours, visible_masks, strict=True), start=1):
-            if mask is not None:
-                mask = read_mask(mask, size, f"neighbours of mask {number}", may_be_empty=True)
-            others.append(mask)
-        return self.completer(pixels, visible_masks, neighbours=others)
+        completer = self.parts.need("completer")
+        photo = self._photo(image)
+        visible = []
+        for number, mask in enumerate(list_masks(masks), start=1):
+            visible.append(read_mask(mask, photo.size, f"mask {number}"))
+        if others is None and len(visible) > 1:
+            others = visible
+        union = None if others is None else read_others(others, photo.size)
+        return [one.mask for one in completer.complete(photo.pixels, visible, union)]
 
-    def _encoded(self, image: EncodedImage | ImageLike | None) -> EncodedImage:
+    def _photo(self, image: Photo | ImageLike | None) -> Photo:
         """Returns the image of a call, or else that of `set_image`."""
+        self._check_process()
         if image is None:
             image = self._image
         if image is None:
             raise InputError("no image to look at; call set_image first")
-        return image if isinstance(image, EncodedImage) else self.encode(image)
+        return image if isinstance(image, Photo) else self._open(image)
 
-    def _with_places(
+    def _open(self, image: ImageLike) -> Photo:
+        """Opens an image for `predict`, which looks at its pixels, too."""
+        return Photo.of(open_image(image), self.config.vision.image_size)
+
+    def _features_of(self, photo: Photo) -> ImageFeatures:
+        """Returns the features of a photo, which are computed once.
+
+        Raises InputError if another model has computed them.
+        """
+        if photo.encoded is None:
+            photo.encoded = self.weights, self._features([photo])
+        weights, features = photo.encoded
+        if weights is not self.weights and hash_weights(weights) != self.weights_sha256:
+            raise InputError("this image was encoded by another model; encode it with this one")
+        return features
+
+    def _look(self, photo: Photo, requests: Sequence[Request]) -> list[R2SMOutput | None]:
+        """Decodes what words must find, and what only a head decides that looks at the image."""
+        is_seen = []
+        for request in requests:
+            is_decided_there = request.text and self.config.head == DECODER_HEAD
+            is_seen.append(request.place is None or bool(is_decided_there))
+        texts = [request.text for request, seen in zip(requests, is_seen, strict=True) if seen]
+        if not texts:
+            return [None] * len(requests)
+        (outputs,) = self._decode_queries(self._features_of(photo), [texts])
+        found = iter(outputs)
+        return [next(found) if seen else None for seen in is_seen]
+
+    def _decide(
         self,
-        predictions: Sequence[Prediction],
         requests: Sequence[Request],
-        image: EncodedImage,
-        neighbours: Mask | None,
-    ) -> list[Prediction]:
-        """Returns the predictions; those of queries with a mask, a box or clicks are about it."""
-        visible_masks: dict[int, Mask] = {}
-        outlines: dict[int, Outline] = {}
-        for index, request in enumerate(requests):
-            if request.mask is not None:
-                visible_masks[index] = request.mask
-            elif request.prompt is not None:
-                assert self.outliner is not None  # `predict` has refused it
-                (outlines[index],) = self.outliner(image.pixels, [request.prompt])
-                visible_masks[index] = outlines[index].mask
-
-        # There is nothing to complete where the outliner found nothing.
-        found = [index for index, mask in visible_masks.items() if mask.any()]
-        completions: dict[int, Completion] = {}
-        if self.completer is not None:
-            completed = self.completer.complete(
-                image.pixels,
-                [visible_masks[index] for index in found],
-                neighbours=[neighbours] * len(found),
+        outputs: Sequence[R2SMOutput | None],
+        abstain: float,
+    ) -> list[Decision]:
+        """Decides which mask each request asks for: as it was decoded, or else by its words."""
+        pairs = list(zip(requests, outputs, strict=True))
+        texts = [request.text for request, output in pairs if output is None and request.text]
+        is_read = texts and self.config.head in LEARNED_HEADS
+        logits = iter(self.amodal_logits(texts) if is_read else ())
+        decisions = []
+        for request, output in pairs:
+            if output is not None:
+                logit = output.amodal_logit
+            else:
+                logit = next(logits, 0.0) if request.text else 0.0
+            decisions.append(
+                decide(
+                    self.config.head,
+                    request.text,
+                    float(logit),
+                    request.mask_type,
+                    abstain=abstain,
+                )
             )
-            completions = dict(zip(found, completed, strict=True))
-
-        answers = list(predictions)
-        for index, visible in visible_masks.items():
-            is_amodal = answers[index].mask_type == "amodal"
-            outline = outlines.get(index)
-            if self.completer is None and (outline is None or is_amodal):
-                raise no_part("completer", "this model")
-            answers[index] = answers[index].with_masks(
-                visible,
-                completions[index].mask if index in completions else None,
-                is_given=outline is None,
-                candidates=candidates_of(outline),
-                **judge(outline, completions.get(index), is_amodal=is_amodal)._asdict(),
-            )
-        return answers
+        return decisions
 
     # Many images.
 
@@ -320,80 +343,97 @@ class Predictor:
         mask_type: str = "auto",
     ) -> Iterator[list[Prediction]]:
         """Yields the predictions for the sentences `queries[i]` about `images[i]`, 8 images at a
-        time. Raises InputError as `encode` and `predict`."""
+        time. Raises InputError as `set_image` and `predict`."""
 
-        def read(item: tuple[ImageLike, Sequence[str]]) -> Asked:
-            image = self.frame(item[0])
-            size = image.letterbox.height, image.letterbox.width
-            return Asked(image, read_requests(item[1], size, mask_type))
+        def read(item: tuple[ImageLike, Sequence[str]]) -> tuple[Photo, list[Request]]:
+            photo = self.frame(item[0])
+            return photo, read_requests(item[1], photo.size, mask_type)
 
-        items = zip(images, queries, strict=True)
-        for predictions in self.stream(items, read, lambda _, predictions: list(predictions)):
-            self._warn_of_truncated(predictions)
-            yield name_hiders(predictions)
+        def collect(item: Any, predictions: Iterator[Prediction]) -> list[Prediction]:
+            found = list(predictions)
+            for prediction in found:
+                warn_of_unread(prediction.unread)
+            return name_hiders(found)
+
+        yield from self.stream(zip(images, queries, strict=True), read, collect)
 
     def stream(
         self,
         items: Iterable[T],
-        read: Callable[[T], Asked],
-        finish: Callable[[Asked, Iterator[Prediction]], R],
+        read: Callable[[T], tuple[Photo, Sequence[Request]] | None],
+        use: Callable[[T, Iterator[Prediction]], R],
         **options: bool,
     ) -> Iterator[R]:
-        """Yields for each item, in order, what `finish` makes of the predictions about its image.
+        """Yields for each item, in order, what `use` makes of the predictions about its image.
 
-        While the model computes 8 images, threads read the next ones and finish the last ones.
-        Predictions are made as `finish` asks for them, one after the other, since the masks of a
-        large image are large.
+        While the model computes 8 images, threads read the next ones and use the last predictions.
+        These are made as `use` asks for them, one after the other, since the masks of a large image
+        are large.
 
         Args:
             items: anything that `read` takes.
-            read: gives the image of an item and what is asked about it.
-            finish: takes what `read` gave, and its predictions.
-            options: of `to_prediction`.
+            read: gives the image of an item and the sentences about it; None leaves the item out.
+            use: takes an item and the predictions about its image.
+            options: of `by_words`.
         """
 
-        def answer(asked: Iterable[Asked]) -> Iterator[tuple[Asked, list[R2SMOutput]]]:
-            asked = iter(asked)
-            while batch := list(islice(asked, BATCH_IMAGES)):
-                sentences = [[request.text for request in one.requests] for one in batch]
-                outputs = self.predict_logits([one.image for one in batch], sentences)
-                yield from zip(batch, outputs, strict=True)
+        def read_one(item: T) -> tuple[T, tuple[Photo, Sequence[Request]] | None]:
+            return item, read(item)
 
-        def finish_one(answered: tuple[Asked, list[R2SMOutput]]) -> R:
-            asked, outputs = answered
-            letterbox = asked.image.letterbox
-            pairs = zip(asked.requests, outputs, strict=True)
-            return finish(asked, (self._to_prediction(*p, letterbox, **options) for p in pairs))
+        def use_one(answered: tuple[T, Photo, Sequence[Request], list[R2SMOutput]]) -> R:
+            item, photo, requests, outputs = answered
+            decisions = self._decide(requests, outputs, 0.0)
+            answers = zip(requests, decisions, outputs, strict=True)
+            return use(item, (self._by_words(*one, photo.letterbox, **options) for one in answers))
 
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            answered = answer(_map_ahead(pool, read, items))
-            yield from _map_ahead(pool, finish_one, answered)
+            ready = _map_ahead(pool, read_one, items)
+            asked = ((item, *question) for item, question in ready if question is not None)
+            yield from _map_ahead(pool, use_one, self._decode_all(asked))
 
-    def frame(self, image: ImageLike) -> FramedImage:
-        """Fits an image into the model's frame, for `predict_logits`. Raises InputError as
-        `encode`."""
-        array = open_image(image)
-        letterbox = Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
-        return FramedImage(letterbox, letterbox.image(array))
+    def _decode_all(
+        self, asked: Iterator[tuple[T, Photo, Sequence[Request]]]
+    ) -> Iterator[tuple[T, Photo, Sequence[Request], list[R2SMOutput]]]:
+        """Decodes what is asked about images, 8 of them at a time."""
+        while batch := list(islice(asked, BATCH_IMAGES)):
+            sentences = [[request.text for request in requests] for _, _, requests in batch]
+            outputs = self.predict_logits([photo for _, photo, _ in batch], sentences)
+            for one, of_image in zip(batch, outputs, strict=True):
+                yield *one, of_image
+
+    def frame(self, image: ImageLike) -> Photo:
+        """Fits an image into the model's frame, for `predict_logits`; its pixels are not kept.
+        Raises InputError as `set_image`."""
+        return replace(self._open(image), pixels=NO_PIXELS)
 
     def predict_logits(
-        self, images: Sequence[FramedImage], queries: Sequence[Sequence[str]]
+        self, photos: Sequence[Photo], queries: Sequence[Sequence[str]]
     ) -> list[list[R2SMOutput]]:
-        """Returns the model's outputs for `queries[i]` about `images[i]`, up to 8 images.
+        """Returns the model's outputs for `queries[i]` about `photos[i]`, up to 8 photos.
 
         They are numpy arrays without the axes b and k. Mask logits are in the letterbox frame, at
         the model's own resolution.
         """
         # Every batch has the same number of images, so that encoding compiles once.
-        features = self._features(_pad(images, BATCH_IMAGES, images[0]))
+        features = self._features(_pad(photos, BATCH_IMAGES, photos[0]))
         return self._decode_queries(features, queries)
 
     # The rest.
 
     def amodal_logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
         """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
-        states, mask = self.text_encoder(list(sentences))
-        return np.asarray(self._amodal_logit(self.weights, states, mask, self.calibration))
+        states, mask = self.text_encoder(list(sentences), self.text_encoder.max_tokens)
+        logits = [np.zeros(0, np.float32)]
+        for start in range(0, len(sentences), QUERY_BUCKETS[-1]):
+            part, is_real = (array[start : start + QUERY_BUCKETS[-1]] for array in (states, mask))
+            count = next(count for count in QUERY_BUCKETS if count >= len(part))
+            padded = (
+                np.pad(array, [(0, count - len(part)), *[(0, 0)] * (array.ndim - 1)])
+                for array in (part, is_real)
+            )
+            of_part = self._amodal_logit(self.weights, *padded, self.calibration)
+            logits.append(np.asarray(of_part)[: len(part)])
+        return np.concatenate(logits)
 
     def warm_up(self) -> None:
         """Compiles everything that `predict` needs, before a server opens."""
@@ -402,19 +442,16 @@ class Predictor:
         # The frame has a fixed size, so any image compiles the programs of all images.
         image = self.encode(np.zeros((size, size, 3), np.uint8))
         for num_queries in QUERY_BUCKETS:
-            self.predict(["anything"] * num_queries, "modal", image)
-        if self.completer is not None:
-            self.complete([np.ones((size, size), bool)], image=image)
-        if self.outliner is not None:
-            # A box takes one crop, a click several.
-            box = Prompt(box=(0.0, 0.0, float(size), float(size)))
-            self.outliner(image.pixels, [box, Prompt(clicks=(Click(size / 2, size / 2),))])
+            self.predict(["anything"] * num_queries, mask_type="modal", image=image)
+            if self.config.head in LEARNED_HEADS:
+                self.amodal_logits(["anything"] * num_queries)
+        self.parts.warm_up(size)
 
-    def _features(self, frames: Sequence[FramedImage]) -> ImageFeatures:
+    def _features(self, photos: Sequence[Photo]) -> ImageFeatures:
         self._check_process()
-        pixels = np.stack([frame.pixels for frame in frames])
-        valid = np.stack([frame.letterbox.valid() for frame in frames])
-        return self._encode_image(self.weights, pixels, valid)
+        frames = np.stack([photo.frame for photo in photos])
+        valid = np.stack([photo.letterbox.valid() for photo in photos])
+        return self._encode_image(self.weights, frames, valid)
 
     def _decode_queries(
         self, features: ImageFeatures, queries: Sequence[Sequence[str]]
@@ -444,23 +481,25 @@ class Predictor:
                 outputs[b] += [R2SMOutput(*(x[b, k] for x in decoded)) for k in range(len(part))]
         return outputs
 
-    def _to_prediction(
-        self, request: Request, output: R2SMOutput, letterbox: Letterbox, **options: Any
+    def _by_words(
+        self,
+        request: Request,
+        decision: Decision,
+        output: R2SMOutput,
+        letterbox: Letterbox,
+        **options: bool,
     ) -> Prediction:
-        unread = self.text_encoder.cut_off(request.text)
-        return to_prediction(
-            request, output, letterbox, self.config, self.calibration, unread=unread, **options
+        """Makes the prediction of what words found. `options`: of `by_words`."""
+        return by_words(
+            request.text,
+            decision,
+            output,
+            letterbox,
+            self.config.presence_threshold,
+            self.calibration,
+            unread=self.text_encoder.cut_off(request.text),
+            **options,
         )
-
-    def _warn_of_truncated(self, predictions: Sequence[Prediction]) -> None:
-        for prediction in predictions:
-            if prediction.unread:
-                warnings.warn(
-                    f"the query is longer than {self.text_encoder.max_tokens} tokens; this was not "
-                    f"read: {prediction.unread[:200]!r}",
-                    TruncatedQuery,
-                    stacklevel=3,
-                )
 
     def _check_process(self) -> None:
         # The threads of JAX do not survive a fork: the first computation would wait for ever.
@@ -479,40 +518,6 @@ def hash_weights(weights: nnx.State) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-class Scores(NamedTuple):
-    """What is said about a mask that was outlined or given, and perhaps completed."""
-
-    score: float | None
-    """Predicted IoU."""
-    unsure_below: float
-    hidden_probability: float | None
-    confidence: float
-    """Ranks the mask."""
-
-
-def judge(outline: Outline | None, completion: Completion | None, *, is_amodal: bool) -> Scores:
-    """Returns the scores of the mask that is asked for. `outline`: None for a given mask."""
-    score = None if outline is None else outline.iou
-    limit = UNSURE_BELOW if outline is None else outline.unsure_below
-    # What is given is right, and ranks first.
-    confidence = 1.0 if score is None else score
-    if completion is None:
-        return Scores(score, limit, None, confidence)
-    if is_amodal and score is None:
-        score, limit = completion.iou, completion.unsure_below
-    elif is_amodal and score is not None:
-        # The completer is calibrated on true visible masks, and this one may be wrong, too.
-        score = score * completion.iou
-    confidence = confidence if score is None else score
-    return Scores(score, limit, completion.hidden_probability, confidence)
-
-
-def candidates_of(outline: Outline | None) -> tuple[Candidate, ...]:
-    """Returns what else the clicks of an outline may mean."""
-    others = () if outline is None else outline.candidates
-    return tuple(Candidate(masks.encode(one.mask), one.iou) for one in others)
 
 
 def _calibrated_amodal_logit(

@@ -2,42 +2,38 @@
 of it, clicks."""
 
 from collections.abc import Iterable, Mapping
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import ndimage
 
-from r2sm_jax.data import masks
-from r2sm_jax.data.masks import Mask
+from r2sm_jax.data.masks import Mask, from_pixels, from_segmentation, of_annotation
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import check_query
 from r2sm_jax.query import MAX_CLICKS, Click, Prompt
 
 MASK_TYPE_CHOICES = ("auto", "modal", "amodal")
 """auto: the query decides."""
-SPECK_SHARE = 0.01
-"""Of the mask's area: smaller parts and holes are dropped by `clean`."""
 
 
 class Request(NamedTuple):
     """What is asked about one object of an image."""
 
     text: str
-    """The sentence; empty where a mask, a box or clicks stand in its place."""
+    """The sentence; empty where a place stands in its place."""
     mask_type: str = "auto"
     """One of `MASK_TYPE_CHOICES`."""
-    mask: Mask | None = None
-    """What shows of the object, as the caller says."""
-    prompt: Prompt | None = None
+    place: Mask | Prompt | None = None
+    """Where the object is: what shows of it, as the caller says, or a box or clicks."""
 
 
 def read_requests(
     queries: str | Iterable[str | None] | None,
     size: tuple[int, int],
     mask_type: str = "auto",
-    masks: Iterable[Any] | None = None,
-    boxes: Iterable[Any] | None = None,
-    points: Iterable[Any] | None = None,
+    masks: Any = None,
+    boxes: Any = None,
+    points: Any = None,
 ) -> list[Request]:
     """Reads what is asked about an image of this height and width, as `Predictor.predict` takes it.
 
@@ -47,34 +43,69 @@ def read_requests(
     """
     if mask_type not in MASK_TYPE_CHOICES:
         raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
-    given = {"masks": masks, "boxes": boxes, "points": points}
-    places = {name: list(values) for name, values in given.items() if values is not None}
+    given = {}
+    if masks is not None:
+        given["masks"] = list_masks(masks)
+    if boxes is not None:
+        given["boxes"] = _list_boxes(boxes)
+    if points is not None:
+        given["points"] = _list_points(points)
     if queries is None:
-        queries = [None] * max(map(len, places.values()), default=0)
+        queries = [None] * max(map(len, given.values()), default=0)
     texts = [queries] if isinstance(queries, str) else list(queries)
-    for name, values in places.items():
+    for name, values in given.items():
         if len(values) != len(texts):
             raise InputError(
                 f"{len(values)} {name}, but {len(texts)} queries; give one, or None, for each query"
             )
 
+    nothing = [None] * len(texts)
+    columns = [given.get(name, nothing) for name in ("masks", "boxes", "points")]
     requests = []
-    for index, text in enumerate(texts):
-        where = f"query {index + 1}"
-        of_query = {name: values[index] for name, values in places.items()}
-        mask, box, clicks = (of_query.get(name) for name in ("masks", "boxes", "points"))
-        if mask is not None:
-            mask = read_mask(mask, size, f"the mask of {where}")
+    for number, (text, mask, box, clicks) in enumerate(zip(texts, *columns, strict=True), start=1):
+        where = f"query {number}"
+        place = None if mask is None else read_mask(mask, size, f"the mask of {where}")
         clicks = [] if clicks is None else list(clicks)
-        prompt = None
         if box is not None or clicks:
-            prompt = _read_prompt(box, clicks, size, where)
-        if mask is not None and prompt is not None:
-            raise InputError(f"{where} has a mask, and a box or points as well; give one of them")
-        if text or (mask is None and prompt is None):
+            if place is not None:
+                raise InputError(
+                    f"{where} has a mask, and a box or points as well; give one of them"
+                )
+            place = _read_prompt(box, clicks, size, where)
+        if text or place is None:
             check_query(text or "")
-        requests.append(Request(text or "", mask_type, mask, prompt))
+        requests.append(Request(text or "", mask_type, place))
     return requests
+
+
+def list_masks(masks: Any) -> list[Any]:
+    """Returns some masks as a list; a single one may stand without a list around it."""
+    if isinstance(masks, Mapping) or getattr(masks, "ndim", None) == 2:
+        return [masks]
+    masks = list(masks)
+    return [masks] if masks and _is_number(masks[0]) else masks
+
+
+def _list_boxes(boxes: Iterable[Any]) -> list[Any]:
+    """Returns the box of each query; a single one may stand without a list around it."""
+    boxes = list(boxes)
+    return [boxes] if boxes and _is_number(boxes[0]) else boxes
+
+
+def _list_points(points: Iterable[Any]) -> list[Any]:
+    """Returns the clicks of each query; those of a single one, or a single click, may stand without
+    a list around them."""
+    points = list(points)
+    if points and _is_number(points[0]):
+        return [[points]]
+    for of_query in points:
+        if of_query is not None and len(of_query) and _is_number(of_query[0]):
+            return [points]
+    return points
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number) or getattr(value, "ndim", None) == 0
 
 
 def read_mask(value: Any, size: tuple[int, int], name: str, *, may_be_empty: bool = False) -> Mask:
@@ -102,26 +133,26 @@ def read_mask(value: Any, size: tuple[int, int], name: str, *, may_be_empty: boo
     return mask
 
 
-def read_others(others: Iterable[Any], size: tuple[int, int]) -> Mask:
+def read_others(others: Any, size: tuple[int, int]) -> Mask:
     """Reads visible masks as `read_mask` does, and returns their union `[H W]`."""
     union = np.zeros(size, bool)
-    for number, mask in enumerate(others, start=1):
+    for number, mask in enumerate(list_masks(others), start=1):
         union |= read_mask(mask, size, f"mask {number} of the others", may_be_empty=True)
     return union
 
 
 def _to_mask(value: Any, size: tuple[int, int]) -> Mask:
     if isinstance(value, Mapping) and "segmentation" in value:
-        value = masks.of_annotation(value)
+        value = of_annotation(value)
     if isinstance(value, Mapping | list | tuple):
-        return masks.from_segmentation(value, *size)
+        return from_segmentation(value, *size)
     array = np.asarray(value)
     while array.ndim > 2 and array.shape[0] == 1:
         array = array[0]
     if array.shape != size:
         turned = "; it seems to be turned" if array.shape == size[::-1] else ""
         raise ValueError(f"its shape is {list(array.shape)}, its image's {list(size)}{turned}")
-    return array.copy() if array.dtype == bool else masks.from_pixels(array)
+    return array.copy() if array.dtype == bool else from_pixels(array)
 
 
 def _read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: str) -> Prompt:
@@ -133,7 +164,10 @@ def _read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: 
     """
     height, width = size
     if box is not None:
-        x0, y0, x1, y1 = map(float, box)
+        try:
+            x0, y0, x1, y1 = map(float, box)
+        except (TypeError, ValueError):
+            raise InputError(f"the box of {where} is {box}; give x0 y0 x1 y1 in pixels") from None
         if max(x0, y0, x1, y1) <= 1:
             raise InputError(f"the box of {where} has shares of the image's size; give pixels")
         box = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
@@ -146,7 +180,12 @@ def _read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: 
 
     clicks = []
     for point in points:
-        x, y, *label = map(float, point)
+        try:
+            x, y, *label = map(float, point)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"a point of {where} is {point}; give x y, or x y and a label, in pixels"
+            ) from None
         if label not in ([], [0], [1]):
             raise InputError(
                 f"a point of {where} has the label {label[0]:g}; give 1 on the object, 0 beside it"
@@ -166,32 +205,3 @@ def _read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: 
             "a box"
         )
     return Prompt(box, tuple(clicks))
-
-
-def clean(mask: Mask) -> Mask:
-    """Returns a mask without its specks and holes: parts and holes below a hundredth of its area.
-
-    The largest part always stays, and what opens to the image's border is no hole.
-    """
-    min_pixels = SPECK_SHARE * masks.area(mask)
-    # `stays` says it by the number of a part, and `stays[parts]` for each pixel.
-    parts, sizes = _label_parts(mask)
-    stays = sizes >= min(min_pixels, sizes[1:].max(initial=0))
-    stays[0] = False  # number 0 is outside of the mask
-    without_specks = stays[parts]
-
-    holes, sizes = _label_parts(~without_specks)
-    is_filled = sizes < min_pixels
-    is_filled[0] = False  # number 0 is the mask itself
-    # What touches the border of the image is no hole.
-    for edge in (holes[0], holes[-1], holes[:, 0], holes[:, -1]):
-        is_filled[edge] = False
-    return without_specks | is_filled[holes]
-
-
-def _label_parts(mask: Mask) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of the connected part that each pixel belongs to `[H W]`, 0 outside of the
-    mask, and the number of pixels by part."""
-    parts = np.empty(mask.shape, np.int32)
-    ndimage.label(mask, output=parts)
-    return parts, np.bincount(parts.ravel())

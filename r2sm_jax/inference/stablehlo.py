@@ -28,7 +28,7 @@ from scipy.special import expit
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import Run, fill, flat_weights, load
-from r2sm_jax.inference.predictor import FramedImage, Predictor
+from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.r2sm import R2SM, ImageFeatures, abstract_model, input_spec
@@ -135,18 +135,18 @@ def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
     """
     exported = load(folder).predictor
     size = exported.config.vision.image_size
-    frames, queries = [], []
+    photos, queries = [], []
     for number, sample in enumerate(samples):
-        frames.append(exported.frame(sample.image[: size - 7 * number]))  # of several shapes
+        photos.append(exported.frame(sample.image[: size - 7 * number]))  # of several shapes
         queries.append([query.text for query in sample.queries[:NUM_QUERIES]])
 
-    expected = _predict(run.predictor, frames, queries)
+    expected = _predict(run.predictor, photos, queries)
     answers = {
-        "safetensors": _predict(exported, frames, queries),
-        "StableHLO without r2sm_jax": _run_stablehlo(folder, exported, frames, queries),
+        "safetensors": _predict(exported, photos, queries),
+        "StableHLO without r2sm_jax": _run_stablehlo(folder, exported, photos, queries),
     }
     lines = [
-        f"verified on {len(frames)} images x {NUM_QUERIES} queries; largest differences from the "
+        f"verified on {len(photos)} images x {NUM_QUERIES} queries; largest differences from the "
         "run:"
     ]
     for title, answer in answers.items():
@@ -155,10 +155,10 @@ def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
 
 
 def _predict(
-    predictor: Predictor, frames: Sequence[FramedImage], queries: Sequence[Sequence[str]]
+    predictor: Predictor, photos: Sequence[Photo], queries: Sequence[Sequence[str]]
 ) -> dict[str, np.ndarray]:
     """Returns mask logits and type logits `[b k ...]`."""
-    outputs = predictor.predict_logits(frames, queries)
+    outputs = predictor.predict_logits(photos, queries)
     answers = {}
     for name in ("modal", "amodal", "amodal_logit"):
         answers[name] = np.stack([[getattr(one, name) for one in row] for row in outputs])
@@ -168,15 +168,15 @@ def _predict(
 def _run_stablehlo(
     folder: Path,
     predictor: Predictor,
-    frames: Sequence[FramedImage],
+    photos: Sequence[Photo],
     queries: Sequence[Sequence[str]],
 ) -> dict[str, np.ndarray]:
     """Runs the export in a new process (run_stablehlo.py), with the predictor's token states."""
     states, mask = predictor.text_encoder([text for of_image in queries for text in of_image])
-    shape = (len(frames), NUM_QUERIES)
+    shape = (len(photos), NUM_QUERIES)
     inputs = {
-        "image": np.stack([frame.pixels for frame in frames]),
-        "valid": np.stack([frame.letterbox.valid() for frame in frames]),
+        "image": np.stack([photo.frame for photo in photos]),
+        "valid": np.stack([photo.letterbox.valid() for photo in photos]),
         "states": states.reshape(*shape, *states.shape[1:]),
         "mask": mask.reshape(*shape, -1),
     }

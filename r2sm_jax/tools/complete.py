@@ -4,10 +4,10 @@ A reader gives the visible masks of each image, the completer adds to each what 
 one writer of dataset files writes them. Each object sees the visible masks of all others.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -17,18 +17,18 @@ from r2sm_jax.cli import parse_shard
 from r2sm_jax.data import masks
 from r2sm_jax.data.coco import DRAWN_FROM, COCOOptions, read_coco, read_results
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.crops import count_masks
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance, write
 from r2sm_jax.data.images import find_image, image_folders, open_annotated
 from r2sm_jax.data.mask_folders import read_mask_folders
-from r2sm_jax.data.masks import RLE, Mask
+from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import Prompt
 
 if TYPE_CHECKING:
-    # It loads JAX. The other data commands need none, and a slip in a flag should be told at once.
-    from r2sm_jax.inference.crop_models import Completion, MaskCompleter, MaskOutliner
+    # They load JAX. The other data commands need none, and a slip in a flag should be told at once.
+    from r2sm_jax.inference.crop_models import Outline
+    from r2sm_jax.inference.parts import Parts
 
 MIN_OCCLUDER_SHARE = 0.1
 """Of the added part: an object whose visible mask covers as much of it hides the object."""
@@ -73,7 +73,9 @@ def complete(
     first, step = parse_shard(shard)
     refuse_overwrite(out, overwrite)
 
-    from r2sm_jax.inference.load import load_part  # loads JAX
+    # They load JAX.
+    from r2sm_jax.inference.load import load_part
+    from r2sm_jax.inference.parts import Parts
 
     completer = load_part(model, "completer")
     collector = Collector()
@@ -97,13 +99,13 @@ def complete(
         for name in dict.fromkeys(names)
     }
     drawn = [DRAWN_FROM in i.fields for truth in truths for i in truth.instances]
-    outliner = load_part(model, "outliner") if any(drawn) else None
+    parts = Parts(completer, load_part(model, "outliner") if any(drawn) else None)
     completed = []
     truths = truths[first - 1 :: step]
     with show_progress("completing objects of images", len(truths)) as advance:
         for truth in truths:
             with collector.record(f"{source}: image {truth.image_id}", is_new=False):
-                completed.append(complete_image(completer, outliner, images, truth, str(source)))
+                completed.append(complete_image(parts, images, truth, str(source)))
             advance(1)
     collector.check(max_bad)
     collector.print()
@@ -142,34 +144,13 @@ def read_source(
     return read_coco(source, images_dir, options, collector)
 
 
-class Decoded(Sequence[Mask]):
-    """Masks that are made when they are asked for: a photo can have a thousand of them."""
-
-    def __init__(self, make: Callable[[RLE], Mask], rles: Sequence[RLE]):
-        self.make = make
-        self.rles = rles
-
-    def __len__(self) -> int:
-        return len(self.rles)
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self.make(rle) for rle in self.rles[index]]
-        return self.make(self.rles[index])
-
-
-def complete_image(
-    completer: "MaskCompleter",
-    outliner: "MaskOutliner | None",
-    images_dir: Path,
-    truth: ImageTruth,
-    source: str,
-) -> ImageTruth:
+def complete_image(parts: "Parts", images_dir: Path, truth: ImageTruth, source: str) -> ImageTruth:
     """Completes the objects of one image, and says which object hides which.
 
-    What shows in a box is outlined first. Crowds and ignored regions stay as they are, and count as
-    objects that can hide others. So do objects of which nothing shows, which hide nothing. Raises
-    InputError for an image that cannot be read.
+    What shows in a box is outlined first, and `visible_score` is the predicted IoU of that. Where
+    the outliner finds nothing the mask is empty. Crowds and ignored regions stay as they are, and
+    count as objects that can hide others. So do objects of which nothing shows, which hide nothing.
+    Raises InputError for an image that cannot be read.
     """
     if not truth.instances:
         return truth
@@ -177,54 +158,46 @@ def complete_image(
     if path is None:
         raise InputError(f"{truth.file_name} is not in {images_dir}")
     pixels: UInt8[np.ndarray, "H W 3"] = open_annotated(path, truth.size, source)
-    if outliner is not None:
-        instances = tuple(outline(outliner, pixels, one) for one in truth.instances)
-        truth = replace(truth, instances=instances)
-    visible = {instance.id: instance.modal for instance in truth.instances}
-    objects = [i for i in truth.instances if not i.ignore and any(masks.areas([i.modal]))]
-    modal_masks = Decoded(masks.expand, [instance.modal for instance in objects])
-    neighbours = None
+
+    # A photo can have a thousand objects: masks wait as RLEs.
+    drawn = {}
+    instances = []
+    for instance in truth.instances:
+        if DRAWN_FROM in instance.fields:
+            box = masks.box(masks.expand(instance.modal))
+            outline = parts.outline(pixels, Prompt(box))
+            drawn[instance.id] = outline._replace(mask=np.zeros((0, 0), bool))
+            fields = {**instance.fields, "visible_score": outline.iou}
+            instance = replace(instance, modal=masks.encode(outline.mask), fields=fields)
+        instances.append(instance)
+
+    def outline_of(instance: Instance[RLE]) -> "Outline":
+        mask = masks.expand(instance.modal)
+        if instance.id in drawn:
+            return drawn[instance.id]._replace(mask=mask)
+        return parts.outline(pixels, mask)
+
+    visible = {instance.id: instance.modal for instance in instances}
+    others = None
     if len(visible) > 1:
-        counts = count_masks(Decoded(masks.expand, list(visible.values())))
-        neighbours = Decoded(lambda rle: counts > masks.expand(rle), modal_masks.rles)
-
+        others = masks.expand(masks.merge(list(visible.values()), *truth.size))
+    objects = [i for i in instances if not i.ignore and any(masks.areas([i.modal]))]
+    completions = parts.complete(pixels, map(outline_of, objects), others)
     completed = {}
-    completions = completer.complete(pixels, modal_masks, neighbours=neighbours)
     for instance, completion in zip(objects, completions, strict=True):
-        modal = masks.expand(instance.modal)
-        others = {number: rle for number, rle in visible.items() if number != instance.id}
-        hidden_by = find_occluders(masks.encode(completion.mask & ~modal), others)
-        completed[instance.id] = replace(
-            instance,
-            amodal=masks.encode(completion.mask),
-            fields={**instance.fields, "occluded_by": hidden_by, **scores(instance, completion)},
-        )
-    instances = tuple(completed.get(i.id, i) for i in truth.instances)
-    return replace(truth, instances=instances)
-
-
-def outline(outliner: "MaskOutliner", pixels: np.ndarray, instance: Instance[RLE]) -> Instance[RLE]:
-    """Draws what shows in the box of an object that has nothing but one; others stay as they are.
-
-    Its `visible_score` is the predicted IoU. Where the outliner finds nothing the mask is empty.
-    """
-    if DRAWN_FROM not in instance.fields:
-        return instance
-    box = masks.box(masks.expand(instance.modal))
-    (drawn,) = outliner(pixels, [Prompt(box)])
-    fields = {**instance.fields, "visible_score": drawn.iou}
-    return replace(instance, modal=masks.encode(drawn.mask), fields=fields)
-
-
-def scores(instance: Instance[RLE], completion: "Completion") -> dict[str, Any]:
-    """Returns the fields of an annotation that say how sure its completion is. The score that a
-    finder gave it becomes `source_score`."""
-    # The completer is calibrated on true visible masks; an outline may be wrong, too.
-    iou = completion.iou * instance.fields.get("visible_score", 1.0)
-    fields = {"score": iou, "hidden_probability": completion.hidden_probability}
-    if "score" in instance.fields:
-        fields["source_score"] = instance.fields["score"]
-    return fields
+        added = masks.encode(completion.mask & ~masks.expand(instance.modal))
+        beside = {number: rle for number, rle in visible.items() if number != instance.id}
+        fields = {
+            **instance.fields,
+            "occluded_by": find_occluders(added, beside),
+            "score": completion.iou,
+            "hidden_probability": completion.hidden_probability,
+        }
+        if "score" in instance.fields:
+            fields["source_score"] = instance.fields["score"]
+        amodal = masks.encode(completion.mask)
+        completed[instance.id] = replace(instance, amodal=amodal, fields=fields)
+    return replace(truth, instances=tuple(completed.get(i.id, i) for i in instances))
 
 
 def find_occluders(added: RLE, others: Mapping[int, RLE]) -> list[int]:

@@ -209,7 +209,7 @@ def main(model: str, out: Path, completer: Path | None = None) -> None:
         completer: Run of a completer, in place of the one that the model has.
     """
     run = load(model)
-    completes = load_part(completer, "completer") if completer else run.predictor.completer
+    completes = load_part(completer, "completer") if completer else run.predictor.parts.completer
     out.mkdir(parents=True, exist_ok=True)
     write_part(decide_part(run), out)
     settings: dict[str, Any] = {
