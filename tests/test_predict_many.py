@@ -20,6 +20,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, read_json, write_records
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
+from r2sm_jax.inference.decision import TruncatedQuery
 from r2sm_jax.inference.many import PREDICTIONS, find_tasks, predict_images
 from r2sm_jax.predict import main
 from r2sm_jax.query import Query
@@ -269,6 +270,12 @@ def test_a_bad_image_is_named_and_the_others_are_predicted(stub, photos, tmp_pat
     end = command(main, "RUN", photos, QUERY, "--out", tmp_path / "p")
     assert "1 images answered, 9 answered earlier, 1 not readable" in end.out
     assert len(fused(tmp_path / "p")) == 10
+
+
+def test_what_is_not_read_of_a_long_sentence_is_told(stub, photos, tmp_path):
+    tasks = find_tasks(str(photos / "val_000000.png"), ["the mug " * 30], None)
+    with pytest.warns(TruncatedQuery, match="not read: 'the mug"):
+        predict_images(stub, tasks, tmp_path)
 
 
 def test_a_photo_that_was_replaced_is_answered_anew(stub, photos, tmp_path):

@@ -56,20 +56,21 @@ photos that were trained on: IoU of one click 0.527, 0.498 without it, 0.452 by 
 @dataclass(frozen=True)
 class KindCalibration:
     """Numbers that are fitted to the answers of one kind, such as those to boxes
-    (evaluation/calibration.py). The defaults change nothing."""
+    (evaluation/calibration.py). The defaults change nothing.
+
+        IoU       sigmoid(iou_scale logit(predicted) + agreement_scale logit(agreement) + iou_shift)
+        hidden    sigmoid(hidden_scale logit + hidden_shift)
+
+    `agreement` is that of the crops around clicks; what is hidden a completer alone says.
+    """
 
     iou_scale: float = 1.0
-    """Multiplies the logit of the predicted IoU."""
     iou_shift: float = 0.0
-    """Is added to it then."""
     agreement_scale: float = 0.0
-    """Times the logit of the agreement of the crops, it is added, too."""
     unsure_below: float = UNSURE_BELOW
     """Predicted IoUs below this are called unsure."""
     hidden_scale: float = 1.0
-    """Multiplies the logit that a part is hidden."""
     hidden_shift: float = 0.0
-    """Is added to it then."""
     kept_below: float = 0.0
     """Where a part is hidden with a lower probability, the given mask is the answer."""
 
