@@ -28,7 +28,7 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
     """Builds a linear warm-up to `peak`, then a fall to zero after the last step, linearly or along
     a cosine (`OptimizerConfig.decay`)."""
     if decay == "cosine_from_zero":
-        warmup = min(warmup, steps // 10 + 1)
+        warmup = min(warmup, steps // 10 + 1, steps - 1)
         return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
     # A short run would otherwise end before its warm-up.
     warmup = min(warmup, max(1, steps // 5))
