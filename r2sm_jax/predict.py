@@ -18,9 +18,8 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(PredictConfig)
 
-import numpy as np
 
-from r2sm_jax.data.masks import read_file, read_union
+from r2sm_jax.data.masks import INVERTED, covers_corners, read_file, read_union
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.decision import check_abstain
 from r2sm_jax.inference.load import enable_compilation_cache, load
@@ -48,9 +47,8 @@ def predict_one(args: PredictConfig) -> None:
     given: dict[str, Any] = {}
     if args.mask is not None:
         mask = read_file(Path(args.mask), size)
-        if mask[np.ix_([0, -1], [0, -1])].all():
-            sentence = "all corners of the image are mask; are black and white inverted?"
-            warnings.warn(f"{args.mask}: {sentence}", stacklevel=1)
+        if covers_corners(mask):
+            warnings.warn(f"{args.mask}: {INVERTED}", stacklevel=1)
         given["masks"] = [mask]
     if args.box is not None:
         given["boxes"] = [args.box]

@@ -1,6 +1,9 @@
 """The web page: what its controls do, and the page over HTTP. A stub stands for the model."""
 
 import json
+import os
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -96,6 +99,63 @@ def test_what_cannot_be_answered_is_told(page, file, tmp_path):
         page.open_photo(str(tmp_path / "photo.txt"))
     with pytest.raises(InputError, match="empty"):
         page.answer(page.open_photo(file)[0], " ", "auto", None)
+
+
+def test_many_visitors_keep_their_photos_and_few_are_in_memory(page, file, tmp_path):
+    visit, _ = page.open_photo(file)
+    for number in range(40):
+        other = tmp_path / f"{number}.png"
+        Image.new("RGB", (40, 30)).save(other)
+        page.open_photo(str(other))
+    assert page._photo.cache_info().currsize == demo.NUM_PHOTOS_IN_MEMORY
+    *_, path = page.answer(visit, QUERY, "auto", None)
+    assert masks_of(path)["mask"].shape == SIZE
+
+
+def test_a_photo_that_was_forgotten_is_said_to_be_gone(page, tmp_path):
+    path = tmp_path / "photo.png"
+    Image.new("RGB", (40, 30)).save(path)
+    visit, _ = page.open_photo(str(path))
+    path.unlink()
+    with pytest.raises(InputError, match="no longer here; upload it again"):
+        page.answer(visit, QUERY, "auto", None)
+    with pytest.raises(InputError, match="no longer here"):
+        page.add_click(visit, ON, (1, 1))
+
+
+def test_no_message_shows_where_files_lie(page, tmp_path):
+    upload = tmp_path / "3a81c0" / "a.jpg"
+    upload.parent.mkdir()
+    upload.write_text("hello")
+    with pytest.raises(InputError) as error:
+        page.open_photo(str(upload))
+    text = page.hide_folder(str(error.value))
+    assert text.startswith("a.jpg: the image cannot be read")
+    assert str(tmp_path) not in text and "3a81c0" not in text
+
+
+def test_an_inverted_mask_is_told(page, file, tmp_path):
+    page.predictor.parts = page.predictor.parts._replace(completer=StubCompleter())
+    given = np.full(SIZE, 255, np.uint8)
+    given[10:40, 20:60] = 0
+    Image.fromarray(given).save(tmp_path / "mask.png")
+    visit, _ = page.open_photo(file)
+    _, words, *_ = page.answer(visit, QUERY, "auto", str(tmp_path / "mask.png"))
+    assert "inverted?" in words
+
+
+@pytest.mark.slow
+def test_sigterm_takes_the_photos_away(tiny_run, tmp_path):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
+    command = [sys.executable, "-m", "r2sm_jax.demo", str(tiny_run), "--port", "0"]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any("Running on local URL" in line for line in process.stdout)
+    assert list(tmp_path.glob("r2sm_jax_demo_*"))
+    process.terminate()
+    process.wait(60)
+    assert not list(tmp_path.glob("r2sm_jax_demo_*"))
 
 
 def test_the_page_is_served(page):

@@ -201,6 +201,14 @@ def holds_mask(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(v, list) and len(v) >= 6 for v in value)
 
 
+INVERTED = "all corners of the image are mask; are black and white inverted?"
+
+
+def covers_corners(mask: Mask) -> bool:
+    """Whether all corners of the image are mask, as where black and white are inverted."""
+    return bool(mask[np.ix_([0, -1], [0, -1])].all())
+
+
 def read_file(path: Path, size: tuple[int, int]) -> Mask:
     """The mask `[H W]` of an image of this size in a file: a picture, white on black or drawn in
     the transparency, or JSON with an RLE or polygons, or with an object that has a `segmentation`.
