@@ -170,7 +170,7 @@ def build(page: Page) -> Any:
         return call
 
     def click(visit: Visit | None, kind: str, event: gr.SelectData) -> Any:
-        return page.add_click(visit, kind, (event.index[0], event.index[1]))
+        return told(page.add_click)(visit, kind, (event.index[0], event.index[1]))
 
     def forget() -> tuple[None, str]:
         """The answer to another question is gone."""
@@ -208,7 +208,7 @@ def build(page: Page) -> Any:
         upload.change(told(page.open_photo), upload, [visit, photo]).then(
             forget, None, [answer, words]
         )
-        photo.select(told(click), [visit, kind], [visit, photo]).then(forget, None, [answer, words])
+        photo.select(click, [visit, kind], [visit, photo]).then(forget, None, [answer, words])
         clear.click(told(page.clear_clicks), visit, [visit, photo]).then(
             forget, None, [answer, words]
         )
