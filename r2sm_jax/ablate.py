@@ -96,7 +96,8 @@ def compare_heads(
     rule = HeadScores("keyword rule")
     for name, sentences in tests.items():
         decisions = [keyword_mask_type(sentence.text) == "amodal" for sentence in sentences]
-        rule.add(name, is_amodal(sentences), np.array(decisions, float), calibrated=False)
+        no_probability = np.full(len(sentences), np.nan)
+        rule.add(name, is_amodal(sentences), no_probability, np.array(decisions, bool))
     results = [rule]
     for name in heads:
         result = HeadScores(name)

@@ -6,6 +6,7 @@ and `--compare A B ...` puts reports side by side.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +20,8 @@ if __name__ == "__main__":
     check_flags(EvaluateConfig)
 
 from r2sm_jax.config import DataConfig
-from r2sm_jax.errors import InputError, atomic_write, read_bytes
-from r2sm_jax.evaluation.compare import compare
+from r2sm_jax.errors import InputError, atomic_write, load_json, read_bytes
+from r2sm_jax.evaluation.compare import compare_reports
 from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_decisions, score_predictions
 from r2sm_jax.evaluation.report import make_report
@@ -58,7 +59,7 @@ def main() -> None:
     if args.samples is not None and args.samples < 1:
         raise InputError(f"--samples {args.samples}: give 1 or more, or leave the flag out")
     if args.compare:
-        compare_reports(args)
+        write_comparison(args)
     elif args.decisions:
         evaluate_decisions(args)
     else:
@@ -88,6 +89,8 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     assert args.run is not None
     enable_compilation_cache()
     run = load(args.run)
+    if args.out:
+        refuse_other_system(Path(args.out), {"weights_sha256": run.predictor.weights_sha256})
     trained = run.config.data
     data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
     data = replace(
@@ -125,16 +128,27 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     count = args.samples or 256
     source = open_dataset(data, splits[0], image_size=96, count=count, need_images=False)
     path = Path(args.predictions)
+    system = {"predictions": path.name, "predictions_sha256": None}
+    if path.is_file():
+        system["predictions_sha256"] = sha256(path.read_bytes()).hexdigest()
+    if args.out:
+        refuse_other_system(Path(args.out), system)
     results = score_predictions(path, source, args.format)
     evaluated = {splits[0]: results}
-    report = make_report(
-        evaluated,
-        source=args.data,
-        predictions=path.name,
-        predictions_sha256=sha256(path.read_bytes()).hexdigest() if path.is_file() else None,
-        missing=results.missing,
-    )
+    report = make_report(evaluated, source=args.data, **system, missing=results.missing)
     return report, evaluated, Path(args.out) if args.out else None
+
+
+def refuse_other_system(folder: Path, system: Mapping[str, str | None]) -> None:
+    """Raises InputError if a folder holds the report of another system.
+
+    `system`: what `meta` of a report says of this one.
+    """
+    file = folder / "report.json"
+    if file.exists():
+        meta = load_json(file, "report").get("meta", {})
+        if any(meta.get(name) != value for name, value in system.items()):
+            raise InputError(f"{file}: it is of another system; give another --out")
 
 
 def evaluate_decisions(args: EvaluateConfig) -> None:
@@ -164,9 +178,9 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
         print(f"wrote {file}")
 
 
-def compare_reports(args: EvaluateConfig) -> None:
+def write_comparison(args: EvaluateConfig) -> None:
     """Prints reports side by side, and writes the comparison where --out says."""
-    compared = compare([Path(folder) for folder in args.compare])
+    compared = compare_reports([Path(folder) for folder in args.compare])
     parts = (COMPARISON_TITLE, [COMPARISON_INTRO], comparison_tables(compared))
     text = to_markdown(*parts)
     print_markdown(text)

@@ -53,7 +53,7 @@ class EvaluateConfig:
     out: str | None = None
     """Folder for report.json, report.md, report.html and queries.csv. Default: the run folder if
     RUN is no export and --data, --samples and --split are left out; else nothing is
-    written."""
+    written. The report of another system is not replaced."""
 
 
 @dataclass(frozen=True)

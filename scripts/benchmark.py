@@ -423,7 +423,7 @@ def measure_evaluation(args: Sequence[str]) -> Figures:
         scored = score_predictions(predictions, read_json(data, need_images=False))
         yield f"{num_queries:,} queries scored", f"{time.perf_counter() - start:.3g} s"
         start = time.perf_counter()
-        split_figures(scored.results)
+        split_figures(scored.rows)
         yield "figures, AP and AR among them", f"{time.perf_counter() - start:.3g} s"
     yield "peak memory", peak_memory()
 

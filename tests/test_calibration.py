@@ -136,7 +136,7 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
 
     halo = HaloPredictor(predictor)
     sentences = intent_sentences("calibration")
-    fitted = calibrate(halo, ListedSource(samples), sentences, fit_absence=False)
+    fitted = calibrate(halo, ListedSource(samples), sentences, "dev", fit_absence=False)
     assert fitted.mask_shift == pytest.approx(0.4)
     # Without the halo masks are right, and the predicted IoUs say so.
     calibrated = halo.updated(calibration=fitted)
@@ -147,7 +147,7 @@ def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
     temperature = fitted.type_temperature
     np.testing.assert_allclose(calibrated.amodal_logits(texts), raw / temperature, rtol=1e-5)
 
-    of_few = calibrate(halo, ListedSource(samples[1:]), sentences, fit_absence=False)
+    of_few = calibrate(halo, ListedSource(samples[1:]), sentences, "dev", fit_absence=False)
     assert of_few.mask_shift == 0 and of_few.unsure_below == 0.3
 
 

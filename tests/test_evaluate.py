@@ -14,7 +14,9 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source, write_records
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.evaluate import main
+from r2sm_jax.evaluation.counts import overlap_of_both, requested
 from r2sm_jax.evaluation.evaluator import evaluate_sentences, evaluate_source
+from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.scorer import EvalResults, query_truths
 from r2sm_jax.inference import load as loading
@@ -170,11 +172,8 @@ def test_masks_come_back_to_the_images_own_resolution_without_their_padding(pred
     """The padding is cut off before masks are enlarged; the other way round costs about half of the
     IoU."""
     source = ListedSource(oblong(size, 3))
-    results = evaluate_source(PerfectPredictor(predictor, source), source).results
-    for result in results:
-        both = result.overlaps_of_both.of_type(result.mask_type)
-        overlap = both.of_type(result.mask_type)
-        assert overlap.intersection / overlap.union > 0.93
+    rows = evaluate_source(PerfectPredictor(predictor, source), source).rows
+    assert (lisa_iou(overlap_of_both(rows, requested(rows))) > 0.93).all()
 
 
 def test_every_query_is_answered_once(predictor, tmp_path):
@@ -182,10 +181,10 @@ def test_every_query_is_answered_once(predictor, tmp_path):
     source = open_source("scenes", "val", count=5, size=48, queries=19)
     evaluated = evaluate_source(predictor, source)
     truths = list(query_truths(source))
-    assert [result.query for result in evaluated.results] == [truth.query for truth in truths]
+    assert [result.truth.query for result in evaluated.results] == [t.query for t in truths]
     for result in evaluated.results[::17]:
         image = source[result.truth.index].image
-        (prediction,) = predictor.predict([result.query.text], image=image)
+        (prediction,) = predictor.predict([result.truth.query.text], image=image)
         assert prediction.rle("modal") == result.said.both.modal
         assert prediction.score == pytest.approx(result.said.predicted_iou, abs=1e-6)
     # The data's hash does not depend on the system.

@@ -4,7 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,35 @@ def test_the_mask_type_heads_load_no_image_library():
     assert "r2sm_jax.models.mask_type_heads" in loaded, result.stderr
     unwanted = ("r2sm_jax.synthetic", "r2sm_jax.data", "r2sm_jax.tools", "PIL", "pycocotools")
     assert [name for name in loaded if name.startswith(unwanted)] == []
+
+
+def declared(lines: list[str]) -> set[str]:
+    """Names of distributions, as they are compared."""
+    return {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in lines}
+
+
+def test_what_is_imported_is_declared():
+    """What is optional is imported inside of functions."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    required = declared(project["dependencies"])
+    optional = declared([line for of in project["optional-dependencies"].values() for line in of])
+    distributions = packages_distributions()
+    wrong = []
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported = {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported = {node.module.split(".")[0]}
+            else:
+                continue
+            for package in imported - sys.stdlib_module_names - {"r2sm_jax"}:
+                of_package = declared(distributions.get(package, [package]))
+                may_be = required if node in tree.body else required | optional
+                if not of_package & may_be:
+                    wrong.append(f"{name} -> {package}")
+    assert wrong == []
 
 
 def test_names_in_the_code_page_exist():

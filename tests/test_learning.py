@@ -54,7 +54,7 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
     )
     run = load(train(config))
     source = open_source("scenes", "train", count=SCENES, seed=config.data.seed, size=SIDE)
-    figures = split_figures(evaluate_source(run.predictor, source).results)
+    figures = split_figures(evaluate_source(run.predictor, source).rows)
     guess = best_without_learning(source)
     print(f"gIoU {figures['all']['giou']:.3f}, without learning {guess:.3f}", figures["mask_type"])
     assert guess < 0.3 and figures["all"]["giou"] > 0.5

@@ -131,12 +131,14 @@ def test_weights_that_training_makes_worse_stay(
         return -step, {"giou": -step}, {}
 
     monkeypatch.setattr(train, "segmenter_evaluation", lambda *_, **__: score)
-    end = command(train.main, *tiny_flags, "--init", tiny_run, "--run", tmp_path)
+    flags = [*tiny_flags, "--train.select-on", "val", "--init", tiny_run, "--run", tmp_path]
+    end = command(train.main, *flags)
     assert end.code == 0, end.err
-    assert f"no step was better on dev than {tiny_run}" in end.out
+    assert f"no step was better on val than {tiny_run}" in end.out
     before, after = (load_file(run / "model.safetensors") for run in (tiny_run, tmp_path))
     assert all(np.array_equal(after[name], value) for name, value in before.items())
-    assert 0 in logged(tmp_path, "dev/giou")
+    # Figures have the name of the split that selects.
+    assert 0 in logged(tmp_path, "val/giou") and not logged(tmp_path, "dev/giou")
 
 
 def test_a_segmenter_starts_from_a_run_and_from_an_export_alike(tiny_run, tiny_config):

@@ -1,12 +1,11 @@
 """IoU in every definition, the choice of the mask, and calibration, by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
+from r2sm_jax.evaluation.counts import ROW, occluded_overlap, overlap as overlap_of_rows
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, overlap
@@ -46,6 +45,16 @@ def score_masks(
     query = Query(query_id, text, mask_type, (1,))
     instances = (Instance(1, "", *pair),)
     return score(said, QueryTruth(query, 0, image_id, pair, instances, ignored))
+
+
+def rows_of(*results: QueryResult) -> np.ndarray:
+    """The table of some results."""
+    return np.array([result.row for result in results], ROW)
+
+
+def saying(result: QueryResult, **said) -> QueryResult:
+    """The result of an answer with other fields."""
+    return score(result.said._replace(**said), result.truth)
 
 
 def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
@@ -94,9 +103,10 @@ def test_leak_is_the_share_of_the_hidden_part_that_modal_answers_paint():
         score_masks((TOP, TOP), truth, mask_type="amodal"),  # should be painted
         score_masks((TOP, TOP), (LEFT, LEFT)),  # nothing is hidden
     ]
-    assert leak(results) == (1 / 2 + 1 + 0) / 3
-    assert leak(results[3:]) is None
-    figures = split_figures(results)
+    rows = rows_of(*results)
+    assert leak(rows) == (1 / 2 + 1 + 0) / 3
+    assert leak(rows[3:]) is None
+    figures = split_figures(rows)
     assert figures["all"]["leak"] == figures["modal"]["leak"] == 1 / 2
     assert figures["amodal"]["leak"] is None
 
@@ -126,14 +136,15 @@ def test_pairs_of_sentences_about_one_target():
         *answers(6, None, None),
         answers(7, 0.1, 0.9)[0],  # without its other sentence
     ]
-    assert pair_figures(results) == {
+    figures = pair_figures(rows_of(*results))
+    assert figures == {
         "both_right": 2 / 5,
         "swapped": 1 / 5,
         "both_modal": 1 / 5,
         "both_amodal": 1 / 5,
         "pairs": 5,
     }
-    assert pair_figures([]) == {**dict.fromkeys(pair_figures(results)), "pairs": 0}
+    assert pair_figures(rows_of()) == {**dict.fromkeys(figures), "pairs": 0}
 
 
 def test_cgf1_is_the_f1_of_instances_times_the_correlation_of_presence():
@@ -165,14 +176,14 @@ def test_cgf1_is_the_f1_of_instances_times_the_correlation_of_presence():
 def test_the_predicted_type_chooses_the_mask():
     predicted = (LEFT, LEFT | TOP)
     truth = (TOP, LEFT | TOP)
-    as_modal = score_masks(predicted, truth, mask_type="amodal", probability=0.2)
-    assert as_modal.overlaps == as_modal.overlaps_of_both.modal
-    assert as_modal.overlap == (4, 6, 4, 6)
-    as_amodal = score_masks(predicted, truth, mask_type="amodal", probability=0.9)
-    assert as_amodal.overlaps == as_amodal.overlaps_of_both.amodal
-    assert as_amodal.overlap == (6, 6, 6, 6)
-    wrong = score_masks(predicted, truth, mask_type="modal", probability=0.9)
-    assert wrong.overlap == (4, 6, 6, 4)
+    rows = rows_of(
+        score_masks(predicted, truth, mask_type="amodal", probability=0.2),
+        score_masks(predicted, truth, mask_type="amodal", probability=0.9),
+        score_masks(predicted, truth, mask_type="modal", probability=0.9),
+    )
+    assert overlap_of_rows(rows).tolist() == [[4, 6, 4, 6], [6, 6, 6, 6], [4, 6, 6, 4]]
+    for row, said in zip(rows, (0, 1, 1), strict=True):
+        assert row["shared"].tolist() == row["both_shared"][said].tolist()
 
 
 def test_occluded_iou_leaves_the_visible_truth_out():
@@ -183,13 +194,13 @@ def test_occluded_iou_leaves_the_visible_truth_out():
         result = score_masks(
             predicted, truth, mask_type=mask_type, probability=probability, ignore=ignore
         )
-        return result.occluded_overlap and result.occluded_overlap[:2]
+        return occluded_overlap(rows_of(result))[0, :2]
 
-    assert occluded(0.9) == (1, 4)
-    assert occluded(0.1) == (0, 4)
-    assert occluded(0.9, ignore=mask("....", "##..")) == (1, 2)
-    assert occluded(0.9, mask_type="modal") is None
-    assert occluded(0.9, truth=(LEFT, LEFT)) is None
+    assert occluded(0.9).tolist() == [1, 4]
+    assert occluded(0.1).tolist() == [0, 4]
+    assert occluded(0.9, ignore=mask("....", "##..")).tolist() == [1, 2]
+    assert np.isnan(occluded(0.9, mask_type="modal")).all()
+    assert np.isnan(occluded(0.9, truth=(LEFT, LEFT))).all()
 
 
 def test_mask_type_scores_by_hand():
@@ -222,9 +233,8 @@ def test_the_decision_counts_where_the_probability_says_something_else(decision,
     results = []
     for n in range(30):
         result = score_masks((LEFT, LEFT | TOP), (LEFT, LEFT | TOP), query_id=n, image_id=n)
-        said = result.said._replace(amodal_probability=0.9, mask_type=decision)
-        results.append(replace(result, said=said))
-    figures = split_figures(results)["mask_type"]
+        results.append(saying(result, amodal_probability=0.9, mask_type=decision))
+    figures = split_figures(rows_of(*results))["mask_type"]
     assert figures["accuracy"] == figures["modal"] == accuracy
     assert figures["interval"]["accuracy"] == [accuracy, accuracy]
     assert figures["confusion"]["modal_as_modal"] == 30 * accuracy
@@ -234,12 +244,11 @@ def test_the_decision_counts_where_the_probability_says_something_else(decision,
 def test_split_figures_put_references_beside_the_decision():
     pair = (LEFT, LEFT | TOP)
     text = "the whole mug"
-    figures = split_figures(
-        [
-            score_masks(pair, pair, mask_type="modal", probability=0.1, text=text, query_id=1),
-            score_masks(pair, pair, mask_type="amodal", probability=0.2, text=text, query_id=2),
-        ]
+    rows = rows_of(
+        score_masks(pair, pair, mask_type="modal", probability=0.1, text=text, query_id=1),
+        score_masks(pair, pair, mask_type="amodal", probability=0.2, text=text, query_id=2),
     )
+    figures = split_figures(rows)
     wrong = 4 / 6
     assert figures["all"]["giou"] == pytest.approx((1 + wrong) / 2, abs=1e-5)
     assert figures["modal"]["giou"] == pytest.approx(1, abs=1e-5)
@@ -251,30 +260,26 @@ def test_split_figures_put_references_beside_the_decision():
         assert giou[name] == pytest.approx((1 + wrong) / 2, abs=1e-5), name
 
 
-def with_predicted_iou(result: QueryResult, iou: float) -> QueryResult:
-    return replace(result, said=result.said._replace(predicted_iou=iou))
-
-
 def test_the_predicted_iou_of_an_oracle_has_no_error():
     results = []
     for predicted, truth, iou in ((LEFT, LEFT, 1.0), (LEFT, TOP, 2 / 6), (EMPTY, LEFT, 0.0)):
         result = score_masks((predicted, predicted), (truth, truth))
-        results.append(with_predicted_iou(result, iou))
-    without_target = with_predicted_iou(score_masks((EMPTY, EMPTY), (EMPTY, EMPTY)), 0.5)
+        results.append(saying(result, predicted_iou=iou))
+    without_target = saying(score_masks((EMPTY, EMPTY), (EMPTY, EMPTY)), predicted_iou=0.5)
     without_prediction = score_masks((LEFT, LEFT), (TOP, TOP))
     not_counted = [without_target, without_prediction]
 
-    figures = split_figures([*results, *not_counted])["predicted_iou"]
+    figures = split_figures(rows_of(*results, *not_counted))["predicted_iou"]
     assert figures["error"] == pytest.approx(0, abs=1e-5)
     assert [point["queries"] for point in figures["curve"]] == [1, 1, 1]
     for point in figures["curve"]:
         assert point["confidence"] == pytest.approx(point["accuracy"], abs=1e-5)
 
-    overconfident = [with_predicted_iou(result, 1.0) for result in results]
-    figures = split_figures(overconfident)["predicted_iou"]
+    overconfident = [saying(result, predicted_iou=1.0) for result in results]
+    figures = split_figures(rows_of(*overconfident))["predicted_iou"]
     assert figures["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)
     assert [(p["queries"], p["confidence"]) for p in figures["curve"]] == [(3, 1.0)]
-    assert split_figures(not_counted)["predicted_iou"] == {"error": None, "curve": []}
+    assert split_figures(rows_of(*not_counted))["predicted_iou"] == {"error": None, "curve": []}
 
 
 def test_presence_figures_by_hand():
@@ -283,13 +288,11 @@ def test_presence_figures_by_hand():
     absent = score_masks((EMPTY, EMPTY), (EMPTY, EMPTY))
     values = [(there, 0.3)] + [(there, 0.6 + n / 100) for n in range(19)]
     values += [(absent, presence) for presence in (0.1, 0.2, 0.3, 0.5)]
-    results = []
-    for result, presence in values:
-        results.append(replace(result, said=result.said._replace(presence=presence)))
-    figures = presence_figures(results)
+    rows = rows_of(*(saying(result, presence=presence) for result, presence in values))
+    figures = presence_figures(rows)
     assert figures.pop("auc") == pytest.approx(1 - 1.5 / 80)
     # The limit lies between the lowest target and the next one, near to that.
     expected = {"queries": 20, "absent_queries": 4, "refused_at_95": 1.0, "refused_at_90": 1.0}
     assert figures == expected
-    assert presence_figures(results[:20])["auc"] is None
-    assert presence_figures([there, absent])["queries"] == 0
+    assert presence_figures(rows[:20])["auc"] is None
+    assert presence_figures(rows_of(there, absent))["queries"] == 0

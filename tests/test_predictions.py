@@ -14,6 +14,7 @@ from sample_records import to_records
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance, Sample, write_records
 from r2sm_jax.evaluate import main
+from r2sm_jax.evaluation.counts import occluded_overlap
 from r2sm_jax.evaluation.iou import overlap
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
@@ -78,7 +79,7 @@ def score_entries(folder: Path, entries: list[dict], dataset: Dataset | None = N
     """Scores a file of predictions. Returns results and figures."""
     path = save(folder / "p.json", entries)
     results = score_predictions(path, dataset or make_dataset(folder))
-    return results, split_figures(results.results)
+    return results, split_figures(results.rows)
 
 
 @pytest.mark.parametrize("has_ignored", [False, True])
@@ -95,11 +96,11 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, has_ignored)
     entries.append(entry(2, answers[2], fused=True))
 
     results, _ = score_entries(tmp_path, entries, dataset)
-    assert [result.query.id for result in results.results] == SCORED
+    assert results.rows["query_id"].tolist() == SCORED
     assert results.left_out.total() == 1
     queries = queries_of(dataset)
-    for result in results.results:
-        sample, query = queries[result.query.id]
+    for row, hidden in zip(results.rows, occluded_overlap(results.rows), strict=True):
+        sample, query = queries[int(row["query_id"])]
         counted = np.ones((HEIGHT, WIDTH), bool)
         for instance in sample.instances:
             if instance.ignore:
@@ -108,10 +109,11 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, has_ignored)
         modal = masks.union((i.modal for i in targets), (HEIGHT, WIDTH)) & counted
         amodal = masks.union((i.amodal for i in targets), (HEIGHT, WIDTH)) & counted
         answer = answers[query.id] & counted
-        assert result.overlaps.modal == overlap(answer, modal)
-        assert result.overlaps.amodal == overlap(answer, amodal)
+        assert row["predicted"] == answer.sum()
+        assert row["truth"].tolist() == [modal.sum(), amodal.sum()]
+        assert row["shared"].tolist() == [(answer & modal).sum(), (answer & amodal).sum()]
         if query.id == 2:
-            assert result.occluded_overlap == overlap(answer & ~modal, amodal & ~modal)
+            assert tuple(hidden) == overlap(answer & ~modal, amodal & ~modal)
 
 
 def change_mug(folder: Path, **changes) -> Dataset:
@@ -135,7 +137,7 @@ def test_a_query_about_what_is_ignored_is_not_scored(tmp_path, changes):
     """An empty answer to it would be right."""
     dataset = change_mug(tmp_path, **changes)
     results, _ = score_entries(tmp_path, [entry(1, EMPTY), entry(2, EMPTY)], dataset)
-    assert {1, 2}.isdisjoint(result.query.id for result in results.results)
+    assert {1, 2}.isdisjoint(results.rows["query_id"])
     assert results.left_out["mean only regions to ignore"] == 2
 
 
@@ -153,7 +155,7 @@ def test_a_fused_mask_is_the_one_detection_of_a_query_without_instances(tmp_path
     entries = [entry(query_id, PART, 0.1 * query_id, fused=True) for query_id in SCORED]
     entries += [entry(1, PART, 0.5), entry(1, MUG, 0.7)]
     results, _ = score_entries(tmp_path, entries)
-    scores = [result.detections.scores.tolist() for result in results.results]
+    scores = [one.scores.tolist() for one in results.rows["detections"]]
     assert scores == [[0.7, 0.5], [0.2], [pytest.approx(0.3)], [0.4], [pytest.approx(0.6)]]
     assert results.results[0].said.predicted_iou == 0.1
 
@@ -167,6 +169,56 @@ def test_an_empty_mask_is_no_detection(tmp_path):
     assert figures["variants"] == expected["variants"]
 
 
+@pytest.mark.parametrize("nothing", [None, []])
+def test_nothing_may_be_written_as_null_or_an_empty_list(tmp_path, nothing):
+    _, expected = score_entries(tmp_path, [entry(1, PART), entry(4, EMPTY)])
+    _, figures = score_entries(
+        tmp_path, [entry(1, PART), {"query_id": 4, "segmentation": nothing, "score": 1.0}]
+    )
+    assert figures == expected and figures["cgf1"]["presence_mcc"] > 0
+
+
+def test_answers_that_stand_twice_count_once(tmp_path):
+    entries = [entry(n, BOOK, 0.5 + n / 10, mask_type="modal") for n in SCORED]
+    entries += [entry(1, MUG, 0.9), entry(2, MUG, 0.8, fused=True)]
+    _, expected = score_entries(tmp_path, entries)
+    _, figures = score_entries(tmp_path, [*entries, *entries])
+    assert figures == expected and 0 < figures["all"]["ap"] < 1
+
+
+def test_a_query_without_a_prediction_is_decided_wrongly(tmp_path):
+    """Whoever leaves hard sentences out has no better figures for it."""
+    right = {1: "modal", 2: "amodal", 3: "modal", 4: "amodal", 6: "amodal"}
+    full = [entry(n, MUG, mask_type=right[n], presence=0.9, amodal_probability=0.5) for n in SCORED]
+    _, figures = score_entries(tmp_path, full)
+    assert figures["mask_type"]["accuracy"] == figures["mask_type"]["mcc"] == 1
+    assert (figures["pairs"]["both_right"], figures["pairs"]["pairs"]) == (1, 1)
+
+    results, figures = score_entries(tmp_path, full[2:])
+    assert results.missing == [1, 2]
+    decisions = figures["mask_type"]
+    assert decisions["accuracy"] == 3 / 5 and decisions["f1"] == 2 * 2 / (2 * 2 + 1 + 1)
+    wrong = [decisions["confusion"][name] for name in ("modal_as_amodal", "amodal_as_modal")]
+    assert wrong == [1, 1]
+    assert decisions["ece"] is not None  # of those that have a probability
+    assert (figures["pairs"]["swapped"], figures["pairs"]["pairs"]) == (1, 1)
+    assert results.rows["presence"].tolist() == [0, 0, 0.9, 0.9, 0.9]
+
+
+def test_an_answer_may_hold_both_masks(tmp_path):
+    entries = []
+    for query_id, mask_type in zip(SCORED, 3 * ("modal", "amodal"), strict=False):
+        both = {"modal": masks.encode(PART), "amodal": masks.encode(MUG)}
+        asked = PART if mask_type == "modal" else MUG
+        entries.append(entry(query_id, asked, mask_type=mask_type) | both)
+    _, figures = score_entries(tmp_path, entries)
+    giou = {name: scores["giou"] for name, scores in figures["references"].items()}
+    assert giou["always_modal"] < giou["oracle_type"] and figures["modal"]["complete_iou"] > 0.2
+    # A query that is left out has no part in what another decision would give.
+    _, fewer = score_entries(tmp_path, entries[1:])
+    assert fewer["references"]["oracle_type"]["giou"] < giou["oracle_type"]
+
+
 def test_a_folder_of_pngs_scores_as_a_file_does(tmp_path):
     (tmp_path / "masks").mkdir()
     entries = []
@@ -176,7 +228,7 @@ def test_a_folder_of_pngs_scores_as_a_file_does(tmp_path):
         entries.append(entry(query_id, mask))
     _, of_file = score_entries(tmp_path, entries)
     of_folder = score_predictions(tmp_path / "masks", make_dataset(tmp_path))
-    assert split_figures(of_folder.results) == of_file
+    assert split_figures(of_folder.rows) == of_file
 
 
 def test_the_hash_of_the_data_is_of_their_content(tmp_path):
@@ -192,6 +244,8 @@ def test_the_hash_of_the_data_is_of_their_content(tmp_path):
     def hash_of(source):
         return score_predictions(path, source).data_sha256
 
+    # Regions to ignore count in every figure.
+    assert hash_of(make_dataset(tmp_path)) != hash_of(make_dataset(tmp_path, ignore=True))
     assert hash_of(dataset) == hash_of(dataset.subset([1, 0]))
     assert hash_of(spelt) == hash_of(plain)
     assert len({hash_of(dataset), hash_of(dataset.subset([0])), hash_of(plain)}) == 3
@@ -236,6 +290,17 @@ print("loaded", *(name for name in sys.modules if name in ("jax", "flax") or "sy
     assert "<img" not in page and "there are no images" in page
 
 
+def test_a_report_of_another_system_is_not_overwritten(tmp_path, command, refused):
+    make_dataset(tmp_path)
+    out = tmp_path / "out"
+    flags = ["--data", f"json:{tmp_path / 'data.json'}", "--out", out, "--predictions"]
+    one, other = (save(tmp_path / name, [entry(1, m)]) for name, m in (("a", MUG), ("b", PART)))
+    assert command(main, *flags, one).code == command(main, *flags, one).code == 0
+    before = (out / "report.json").read_bytes()
+    assert "of another system" in refused(main, *flags, other)
+    assert (out / "report.json").read_bytes() == before
+
+
 BOX = block(0, 0, 1, 1)
 REFUSED_ENTRIES = [
     ({}, "query_id"),
@@ -243,12 +308,14 @@ REFUSED_ENTRIES = [
     ([entry(99, BOX)], "entry 0: the data have no query 99"),
     ([entry(1, BOX), entry(1, np.ones((3, 4), bool))], "entry 1: the RLE's size 3 x 4"),
     ([entry(1, BOX), entry(2, BOX) | {"score": None}], "1 of 2 entries have no score"),
-    ([entry(1, BOX, fused=True), entry(1, BOX, fused=True)], "query 1 has several"),
+    ([entry(1, BOX, fused=True), entry(1, PART, fused=True)], "query 1 has several"),
     ([entry(1, BOX, mask_type=t) for t in ("modal", "amodal")], "query 1 has several"),
     ([entry(1, BOX, amodal_probability=p) for p in (0.8, 0.9)], "query 1 has several"),
     ([entry(1, BOX, amodal_probability=True)], "$[0].amodal_probability"),
     ([entry(1, BOX, mask_type="modal"), entry(2, BOX)], "1 of 2 answers have no mask_type"),
     ([entry(1, BOX, occlude_rate=15)], "$[0].occlude_rate"),
+    ([entry(1, BOX, presence=0.5), entry(2, BOX)], "1 of 2 answers have no presence"),
+    ([entry(1, BOX, modal=masks.encode(BOX))], "entry 0: it has one of modal and amodal"),
 ]
 
 

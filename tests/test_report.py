@@ -16,9 +16,10 @@ from sample_records import to_records
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, write_records
 from r2sm_jax.evaluate import main
-from r2sm_jax.evaluation.compare import compare
+from r2sm_jax.evaluation.compare import compare_reports
+from r2sm_jax.evaluation.counts import overlap, read_tables
+from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.page import (
-    answer_iou,
     example_rows,
     sample_queries,
     select_examples,
@@ -122,18 +123,23 @@ def test_a_report_is_written_in_four_forms(scored, tmp_path):
     assert "ECE" in page and "<svg" in page
 
 
-def test_examples_are_of_different_images(scored):
-    results = scored["a"].results
+def test_examples_are_the_best_and_the_worst_answers(scored):
+    results = scored["a"]
+    iou = lisa_iou(overlap(results.rows))
     examples = select_examples(results)
-    ious = {title: [answer_iou(result) for result in rows] for title, rows in examples.items()}
-    assert min(ious["Best"]) > max(ious["Median"]) > min(ious["Median"]) > max(ious["Worst"])
-    assert len({row.truth.image_id for rows in examples.values() for row in rows}) == 12
-    assert [r.query.id for r in sample_queries(results, 3)] == [1, 4, 5]
-    assert len(select_examples(results[:1])["Worst"]) == 1
+    ious = {title: sorted(iou[chosen].tolist()) for title, chosen in examples.items()}
+    assert ious["Worst"] == sorted(iou)[:4] and ious["Best"] == sorted(iou)[-4:]
+    assert max(ious["Worst"]) < min(ious["Median"]) < max(ious["Median"]) < min(ious["Best"])
+    # No answer stands in two groups, however few there are.
+    for count in range(6):
+        few = select_examples(EvalResults(results.source, results.results[:count]))
+        shown = [index for chosen in few.values() for index in chosen]
+        assert len(shown) == len(set(shown)) and bool(few["Worst"]) == bool(count)
+    assert [results.results[i].truth.query.id for i in sample_queries(results, 3)] == [1, 4, 5]
 
     # An image that is lost is blank.
-    lost = [result for result in results if result.truth.image_id == 6]
-    (row, _) = example_rows(scored["a"].source, lost)
+    lost = [i for i, result in enumerate(results.results) if result.truth.image_id == 6]
+    (row, _) = example_rows(results, lost)
     assert (row[0].picture == row[0].picture[0, 0]).all()
     assert (row[1].picture != row[0].picture).any()
 
@@ -142,9 +148,9 @@ def test_the_curves_of_a_run_are_those_of_its_last_steps(tmp_path):
     log = tmp_path / "metrics.jsonl"
     assert training_curves(log) == {}
     rows = [{"step": 1, "train/loss": 3}, {"step": 2, "train/loss": 2}]
-    rows += [{"step": 2, "dev/giou": 0.5}, {"step": 2, "train/loss": 1}]
+    rows += [{"step": 2, "val/giou": 0.5, "val/modal": 0.6}, {"step": 2, "train/loss": 1}]
     log.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 3, "tra')
-    expected = {"loss": {"train/loss": [(1, 3), (2, 1)]}, "dev": {"dev/giou": [(2, 0.5)]}}
+    expected = {"loss": {"train/loss": [(1, 3), (2, 1)]}, "val": {"val/giou": [(2, 0.5)]}}
     assert training_curves(log) == expected
 
 
@@ -189,7 +195,7 @@ def test_a_system_that_decides_nothing_has_no_table_of_decisions(reports):
 
 
 def test_compared_values_are_those_of_the_reports(reports):
-    compared = compare([reports / "a", reports / "b"])["splits"]["all"]
+    compared = compare_reports([reports / "a", reports / "b"])["splits"]["all"]
     for i, name in enumerate("ab"):
         report = read(reports / name)["splits"]["all"]
         for kind, figures in compared.items():
@@ -202,29 +208,63 @@ def test_compared_values_are_those_of_the_reports(reports):
 
 
 def test_a_difference_has_a_paired_interval(reports):
-    figures = compare([reports / "a", reports / "b"])["splits"]["all"]["all"]
+    figures = compare_reports([reports / "a", reports / "b"])["splits"]["all"]["all"]
     (difference,) = figures["giou"]["differences"]
     a, b = figures["giou"]["values"]
     low, high = difference["interval"]
     assert difference["value"] == pytest.approx(b - a)
     assert 0 < low < b - a < high < 1
     assert figures["accuracy"]["differences"] == [{"value": -0.5, "interval": [-0.5, -0.5]}]
-    same = compare([reports / "a", reports / "a"])["splits"]["all"]["all"]["ciou"]
+    same = compare_reports([reports / "a", reports / "a"])["splits"]["all"]["all"]["ciou"]
     assert same["differences"] == [{"value": 0, "interval": [0, 0]}]
-    # Missing answers count as empty.
-    half = compare([reports / "a", reports / "half"])["splits"]["all"]["amodal"]
-    assert half["giou"]["values"][1] == 0 and half["accuracy"]["values"][1] is None
+    # Missing answers count as empty, and as decided wrongly.
+    half = compare_reports([reports / "a", reports / "half"])["splits"]["all"]["amodal"]
+    assert half["giou"]["values"][1] == 0 and half["accuracy"]["values"][1] == 0
+    silent = compare_reports([reports / "a", reports / "silent"])["splits"]["all"]["all"]
+    assert silent["accuracy"]["values"] == [1, None]
 
 
 def test_the_command_shows_and_writes_the_comparison(reports, command, tmp_path):
     folders = [reports / "a", reports / "b", reports / "half"]
     end = command(main, "--compare", *folders, "--out", tmp_path / "out")
     assert end.code == 0 and "side by side" in end.out
-    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == compare(folders)
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == compare_reports(folders)
     text = (tmp_path / "out" / "compare.md").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("| gIoU, all |")]
     assert line.count("|") == 7 and "*" in line
     assert "<table>" in (tmp_path / "out" / "compare.html").read_text()
+
+
+def test_queries_are_read_back_as_written_and_compared_by_their_ids(scored, reports, tmp_path):
+    rows = scored["b"].rows
+    (read_back,) = read_tables(reports / "b" / "queries.csv").values()
+    for name in set(rows.dtype.names) - {"detections"}:
+        np.testing.assert_array_equal(read_back[name], rows[name], name)
+
+    turned = shutil.copytree(reports / "b", tmp_path / "b")
+    header, *lines = (turned / "queries.csv").read_text().splitlines(keepends=True)
+    (turned / "queries.csv").write_text(header + "".join(reversed(lines)))
+    compared = [compare_reports([reports / "a", folder]) for folder in (reports / "b", turned)]
+    assert compared[0]["splits"] == compared[1]["splits"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (",", ";", "'query_id'"),  # as spreadsheets write it
+        (",boundary_union", "", "'boundary_union'"),  # of an earlier version
+        (",modal,", ",visible,", "neither modal nor amodal"),
+        ("\nall,12,", "\nall,99,", "other queries"),
+        ("\nall,12,", "\nall,twelve,", "twelve"),
+        ("\nall,12,", "\nall,12\nall,12,", "of another version"),
+    ],
+)
+def test_queries_that_were_changed_are_refused(reports, refused, tmp_path, old, new, words):
+    changed = shutil.copytree(reports / "b", tmp_path / "b")
+    text = (changed / "queries.csv").read_text()
+    (changed / "queries.csv").write_text(text.replace(old, new))
+    message = refused(main, "--compare", reports / "a", changed)
+    assert "queries.csv" in message and words in message and "evaluate again" in message
 
 
 def test_reports_that_cannot_be_compared_are_refused(reports, refused, tmp_path):
@@ -235,3 +275,6 @@ def test_reports_that_cannot_be_compared_are_refused(reports, refused, tmp_path)
     report["meta"]["data_sha256"]["all"] = "another"
     (other / "report.json").write_text(json.dumps(report))
     assert "same data" in refused(main, "--compare", reports / "a", other)
+    del report["meta"]["data_sha256"]
+    (other / "report.json").write_text(json.dumps(report))
+    assert "which data it is of" in refused(main, "--compare", reports / "a", other)

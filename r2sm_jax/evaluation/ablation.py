@@ -31,13 +31,12 @@ class HeadScores:
         test_set: str,
         is_amodal: Bool[np.ndarray, " n"],
         probability: Float[np.ndarray, " n"],
-        *,
-        calibrated: bool = True,
+        predicted: Bool[np.ndarray, " n"] | None = None,
     ) -> None:
-        """Scores the answers of one seed to one test set."""
-        scores = mask_type_scores(probability, is_amodal, calibrated=calibrated)
+        """Scores the answers of one seed to one test set, as `mask_type_scores`."""
+        scores = mask_type_scores(probability, is_amodal, predicted)
         self.accuracy.setdefault(test_set, []).append(scores["accuracy"])
-        if calibrated:
+        if scores["ece"] is not None:
             self.ece.setdefault(test_set, []).append(scores["ece"])
 
 

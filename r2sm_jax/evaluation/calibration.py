@@ -48,6 +48,7 @@ def calibrate(
     predictor: Predictor,
     source: Source,
     sentences: Sequence[Sentence],
+    split: str,
     *,
     fit_absence: bool,
 ) -> Calibration:
@@ -60,6 +61,7 @@ def calibrate(
         predictor: the segmenter.
         source: the split that selects checkpoints.
         sentences: for the temperature of the mask type, as new to the head as what users write.
+        split: the name of `source`, for the progress that is shown.
         fit_absence: fit the presence too, where training data have queries without a target.
     """
     temperature = 1.0
@@ -69,7 +71,7 @@ def calibrate(
         logits = uncalibrated.amodal_logits([sentence.text for sentence in sentences])
         temperature = fit_temperature(logits, is_amodal)
     present = predictor.updated(calibration=Calibration(presence_bias=ALWAYS_PRESENT))
-    measured = answer_all(present, source, measure, "dev", with_logits=True)
+    measured = answer_all(present, source, measure, split, with_logits=True)
     answers = [answer for _, answer in measured if answer is not None]
     threshold = predictor.config.presence_threshold
     fitted = fit_masks(answers, threshold, fit_absence=fit_absence)

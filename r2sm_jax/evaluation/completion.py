@@ -28,7 +28,7 @@ PROMPTED_OBJECTS = 8
 """Most objects that are asked for in one image, evenly chosen."""
 PROMPTED_IMAGES = 25
 """Most images of a split in which objects are, evenly chosen: a click takes a fifth of a second."""
-Figures = dict[str, dict[str, Any]]
+FiguresByName = dict[str, dict[str, Any]]
 """The figures of each method or kind of prompt."""
 Method = Callable[[np.ndarray, Sequence[Mask], Mask | None], Sequence[Mask] | Sequence[Completion]]
 """Complete masks from an image, visible masks, and the union of what shows of all objects of the
@@ -108,7 +108,7 @@ def visible_union(sample: Sample) -> Mask | None:
     return masks.union(visible, sample.image.shape[:2])
 
 
-def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -> Figures:
+def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -> FiguresByName:
     """Computes the figures of `summarize` for each method, over all objects of some samples that
     can be completed.
 
@@ -196,13 +196,13 @@ def convex_hull(mask: Mask) -> Mask:
     return np.asarray(picture) | mask
 
 
-def mean_iou(figures: Figures) -> float:
+def mean_iou(figures: FiguresByName) -> float:
     """Computes the mean IoU of hidden and other objects, with and without neighbours."""
     groups = [of_method[key] for of_method in figures.values() for key in ("hidden", "not_hidden")]
     return float(np.mean([group["amodal_iou"] for group in groups if group["objects"]]))
 
 
-def print_figures(figures: Figures) -> None:
+def print_figures(figures: FiguresByName) -> None:
     """Prints one line for each way to complete."""
     table = make_table("Completion", figures.items(), COMPLETION)
     print("\n".join(table.markdown()), flush=True)
@@ -244,24 +244,22 @@ def score_outlines(outliner: Outliner, sample: Sample) -> dict[str, list[Outline
 
 def prompt_figures(
     outliner: Outliner, samples: Iterable[Sample], find: Find | None = None
-) -> Figures:
+) -> FiguresByName:
     """Computes the mean IoU of visible masks by kind of prompt, and the number of objects; of boxes
     and clicks also the mean error of the predicted IoU.
 
     With `find` sentences are scored, too, those that mean one object alone, and beside them the
     click on the same objects.
     """
-    scores: dict[str, list[float]] = {"box": [], "click": []}
-    errors: dict[str, list[float]] = {"box": [], "click": []}
-    of_named = ["click, of objects with a sentence", "click and sentence", "sentence"]
+    scores: dict[str, list[OutlineScore]] = {"box": [], "click": []}
+    ious: dict[str, list[float]] = {}
     if find is not None:
-        scores |= {name: [] for name in of_named}
+        ious = {"click, of objects with a sentence": [], "sentence": []}
     for sample in samples:
         instances = scored_objects(sample)
         outlines = score_outlines(outliner, sample)
         for kind, of_kind in outlines.items():
-            scores[kind] += [score.iou for score in of_kind]
-            errors[kind] += [abs(score.predicted_iou - score.iou) for score in of_kind]
+            scores[kind] += of_kind
 
         # The first sentence about each object alone.
         words: dict[int, str] = {}
@@ -272,16 +270,15 @@ def prompt_figures(
         if find is not None and named:
             found = find(sample.image, [words[instances[number].id] for number in named])
             for number, mask in zip(named, found, strict=True):
-                # Beside a click, a sentence only decides the type of the mask.
-                of_click = outlines["click"][number].iou
-                ious = (of_click, of_click, iou(mask, instances[number].modal))
-                for name, value in zip(of_named, ious, strict=True):
-                    scores[name].append(value)
-    figures: Figures = {
-        name: {"objects": len(values), "iou": mean(values)} for name, values in scores.items()
-    }
-    for kind, values in errors.items():
-        figures[kind]["iou_error"] = mean(values)
+                ious["click, of objects with a sentence"].append(outlines["click"][number].iou)
+                ious["sentence"].append(iou(mask, instances[number].modal))
+    figures: FiguresByName = {}
+    for kind, of_kind in scores.items():
+        error = mean(abs(score.predicted_iou - score.iou) for score in of_kind)
+        of_iou = mean(score.iou for score in of_kind)
+        figures[kind] = {"objects": len(of_kind), "iou": of_iou, "iou_error": error}
+    for kind, values in ious.items():
+        figures[kind] = {"objects": len(values), "iou": mean(values)}
     return figures
 
 

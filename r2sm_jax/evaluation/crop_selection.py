@@ -23,7 +23,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.calibration import MIN_VALUES, fit_iou, fit_unsure
 from r2sm_jax.evaluation.completion import (
     REFERENCE_METHODS,
-    Figures,
+    FiguresByName,
     ObjectScore,
     OutlineScore,
     mean,
@@ -108,8 +108,9 @@ def completer_evaluation(config: Config, dev: Source) -> Evaluate:
     references = score_completion(REFERENCE_METHODS, samples)
     if not references["visible mask"]["hidden"]["objects"]:
         raise InputError(
-            f"{config.data.source}: the split dev has no hidden object whose complete shape is "
-            "known; give compose:FILE, which hides objects, or data with amodal masks"
+            f"{config.data.source}: the split {config.train.select_on} has no hidden object whose "
+            "complete shape is known; give compose:FILE, which hides objects, or data with amodal "
+            "masks"
         )
     sizes = config.model.completer
     untrained = MaskCompleter(sizes, nnx.State({}))
@@ -153,7 +154,7 @@ def measure_objects(
     return measured
 
 
-def fit_completer(completer: MaskCompleter, samples: Sequence[Sample]) -> tuple[Any, Figures]:
+def fit_completer(completer: MaskCompleter, samples: Sequence[Sample]) -> tuple[Any, FiguresByName]:
     """Fits threshold and calibration of a completer to the images of `dev`. Returns the completer
     with them, and its figures."""
     measured = {
@@ -218,8 +219,8 @@ def outliner_evaluation(config: Config, dev: Source) -> Evaluate:
     samples = [dev[index] for index in range(len(dev))]
     if not any(scored_objects(sample) for sample in samples):
         raise InputError(
-            f"{config.data.source}: the split dev has no object of 64 or more visible pixels; give "
-            "more images"
+            f"{config.data.source}: the split {config.train.select_on} has no object of 64 or more "
+            "visible pixels; give more images"
         )
     sizes = config.model.outliner
     untrained = MaskOutliner(sizes, nnx.State({}))
@@ -234,7 +235,7 @@ def outliner_evaluation(config: Config, dev: Source) -> Evaluate:
     return evaluate
 
 
-def fit_outliner(outliner: MaskOutliner, samples: Iterable[Sample]) -> tuple[Any, Figures]:
+def fit_outliner(outliner: MaskOutliner, samples: Iterable[Sample]) -> tuple[Any, FiguresByName]:
     """Fits the calibration of an outliner to the images of `dev`. Returns the outliner with it, and
     its figures by kind of prompt; `filled box` is the box itself, the reference that learns
     nothing."""
@@ -248,7 +249,9 @@ def fit_outliner(outliner: MaskOutliner, samples: Iterable[Sample]) -> tuple[Any
         for kind, of_kind in score_outlines(uncalibrated, sample).items():
             scores[kind] += of_kind
     fits = {}
-    figures: Figures = {"filled box": {"objects": len(filled_boxes), "iou": mean(filled_boxes)}}
+    figures: FiguresByName = {
+        "filled box": {"objects": len(filled_boxes), "iou": mean(filled_boxes)}
+    }
     for kind, of_kind in scores.items():
         true, predicted, agreement = np.array(of_kind, float).reshape(-1, 3).T
         fits[kind] = fit_kind(predicted, true, agreement if kind == "click" else None)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
+from scipy.stats import mannwhitneyu
 
 from r2sm_jax.query import MASK_TYPES
 
@@ -15,8 +16,6 @@ def mask_type_scores(
     probability: Float[np.ndarray, " n"],
     is_amodal: Bool[np.ndarray, " n"],
     predicted: Bool[np.ndarray, " n"] | None = None,
-    *,
-    calibrated: bool = True,
 ) -> dict[str, Any]:
     """Scores decisions for amodal, which is the positive class.
 
@@ -24,10 +23,9 @@ def mask_type_scores(
     counts, and the calibration of the probabilities. Figures are None where they are undefined.
 
     Args:
-        probability: of amodal.
+        probability: of amodal; NaN where there is none, which calibration leaves out.
         is_amodal: the truth.
         predicted: the decisions; by default probabilities above 0.5.
-        calibrated: False where the probabilities are mere decisions.
     """
     if not len(probability):
         names = ("accuracy", *MASK_TYPES, "f1", "mcc", "ece", "confusion", "reliability")
@@ -38,10 +36,11 @@ def mask_type_scores(
 
     curve = None
     ece = None
-    if calibrated:
-        curve = reliability(probability, is_amodal)
+    is_known = ~np.isnan(probability)
+    if is_known.any():
+        curve = reliability(probability[is_known], is_amodal[is_known])
         gaps = [abs(b["confidence"] - b["accuracy"]) * b["queries"] for b in curve]
-        ece = sum(gaps) / len(predicted)
+        ece = sum(gaps) / int(is_known.sum())
     return {
         "accuracy": (tp + tn) / len(predicted),
         "modal": tn / (tn + fp) if tn + fp else None,
@@ -104,5 +103,5 @@ def calibration_curve(
 def area_under_curve(higher: Float[np.ndarray, " n"], lower: Float[np.ndarray, " m"]) -> float:
     """Returns the share of pairs of one value of each in the right order, where equal ones count
     half: the area under the ROC curve."""
-    differences = higher[:, None] - lower
-    return float(((differences > 0) + 0.5 * (differences == 0)).mean())
+    num_right = mannwhitneyu(higher, lower, method="asymptotic").statistic
+    return float(num_right / (len(higher) * len(lower)))

@@ -4,12 +4,12 @@ images."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from scipy.special import expit
 
 from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.dataset import Sample, Source, truth_of_sample
-from r2sm_jax.data.masks import Mask
 from r2sm_jax.evaluation.completion import (
     PROMPTED_IMAGES,
     REFERENCE_METHODS,
@@ -17,12 +17,11 @@ from r2sm_jax.evaluation.completion import (
     prompt_figures,
     score_completion,
 )
-from r2sm_jax.evaluation.report import make_report, sentence_figures
+from r2sm_jax.evaluation.predictions import Entry, to_answer
+from r2sm_jax.evaluation.report import decision_figures, make_report
 from r2sm_jax.evaluation.scorer import (
-    Answer,
     EvalResults,
     Evaluated,
-    Pair,
     QueryResult,
     QueryTruth,
     score,
@@ -86,7 +85,7 @@ def evaluate(
         if outliner is not None:
             samples = read_samples(source, f"boxes and clicks of {name}", PROMPTED_IMAGES)
 
-            def find(image: np.ndarray, texts: Sequence[str]) -> list[Mask]:
+            def find(image: np.ndarray, texts: Sequence[str]) -> list[np.ndarray]:
                 return [p.modal for p in predictor.predict(texts, mask_type="modal", image=image)]
 
             split["prompts"] = prompt_figures(outliner, samples, find)
@@ -107,17 +106,17 @@ def evaluate_sentences(predictor: Predictor, sentences: Sequence[Sentence]) -> d
     """Computes the figures of the decisions about sentences without an image; None where the head
     needs one."""
     head = predictor.config.head
+    texts = [sentence.text for sentence in sentences]
+    probability = np.full(len(texts), np.nan)
+    said = [""] * len(texts)
     if head in REFERENCES:
-        types = [REFERENCES[head](sentence.text, sentence.mask_type) for sentence in sentences]
-        predicted = np.array([mask_type == "amodal" for mask_type in types], bool)
-        probabilities = [None] * len(sentences)
+        said = [REFERENCES[head](sentence.text, sentence.mask_type) for sentence in sentences]
     elif head in LEARNED_HEADS:
-        probability = expit(predictor.amodal_logits([sentence.text for sentence in sentences]))
-        predicted = probability > 0.5
-        probabilities = probability.astype(float).tolist()
-    else:
-        sentences, predicted, probabilities = [], np.zeros(0, bool), []
-    return sentence_figures(sentences, predicted, probabilities) | {"queries": len(sentences)}
+        probability = expit(predictor.amodal_logits(texts)).astype(float)
+        said = np.where(probability > 0.5, "amodal", "modal")
+    mask_types = [sentence.mask_type for sentence in sentences]
+    figures = decision_figures(texts, mask_types, said, probability)
+    return figures | {"queries": sum(map(bool, said))}
 
 
 def evaluate_source(predictor: Predictor, source: Source, name: str = "a split") -> EvalResults:
@@ -137,17 +136,10 @@ def evaluate_source(predictor: Predictor, source: Source, name: str = "a split")
 
 
 def score_prediction(prediction: Prediction, truth: QueryTruth) -> QueryResult:
-    """Scores what the segmenter predicts for a query."""
-    answer = Answer(
-        prediction.rle(),
-        Pair(prediction.rle("modal"), prediction.rle("amodal")),
-        prediction.mask_type,
-        prediction.amodal_probability,
-        prediction.score,
-        prediction.candidates,
-        prediction.presence,
-    )
-    return score(answer, truth)
+    """Scores what the segmenter predicts for a query, as the entries that it writes of it."""
+    query_id = {"query_id": truth.query.id}
+    entries = msgspec.convert([query_id | e for e in prediction.to_coco()], list[Entry])
+    return score(to_answer(entries, truth), truth)
 
 
 def answer_all(

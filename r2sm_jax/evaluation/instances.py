@@ -7,11 +7,12 @@ detections of all queries are ranked by their scores together, but are matched w
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from scipy.optimize import linear_sum_assignment
 
@@ -141,39 +142,49 @@ def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | N
     return {name: _mean(precision[:, :, 0, i, 2]) for i, name in enumerate(figures)}
 
 
+class _Evaluation(COCOeval):
+    """COCO's evaluation of queries in the place of images, whose IoUs are computed already."""
+
+    def __init__(self, queries: Sequence[QueryDetections]):
+        truth = _to_coco([(query.truth_areas, query.is_crowd) for query in queries], "iscrowd")
+        detections = _to_coco([(query.areas, query.scores) for query in queries], "score")
+        # With boxes it does not ask for masks.
+        super().__init__(truth, detections, "bbox")
+        self.queries = queries
+
+    def computeIoU(self, imgId: Any, catId: Any) -> Any:
+        """Returns the IoUs `[d g]` of one query."""
+        return self.queries[imgId].iou
+
+
+def _to_coco(queries: Iterable[tuple[np.ndarray, np.ndarray]], name: str) -> Any:
+    """Makes an annotation file of areas and of another field, for each object of each query."""
+    content: Any = COCO()
+    images, annotations = [], []
+    for image_id, (areas, values) in enumerate(queries):
+        images.append({"id": image_id})
+        for area, value in zip(areas.tolist(), values.tolist(), strict=True):
+            # Ids start at 1, since COCOeval takes 0 for no match.
+            one = {"id": len(annotations) + 1, "image_id": image_id, "category_id": CATEGORY}
+            annotations.append(one | {"area": area, name: value})
+    categories = [{"id": CATEGORY, "name": "object"}]
+    content.dataset = {"images": images, "annotations": annotations, "categories": categories}
+    content.createIndex()
+    return content
+
+
 def _accumulate(
     queries: Sequence[QueryDetections], area_ranges: list[list[float]] | None = None
 ) -> dict[str, Any]:
-    """Runs `COCOeval` on IoUs that are computed already. Undefined values are -1.
+    """Runs COCO's evaluation. Undefined values are -1.
 
     `area_ranges` are COCO's unless others are given; both ends belong to a range.
     """
-    evaluation: Any = COCOeval()
-    if area_ranges is not None:
-        evaluation.params.areaRng = area_ranges
-    image_ids = list(range(len(queries)))
-    evaluation.params.imgIds = image_ids
-    evaluation.params.catIds = [CATEGORY]
-    evaluation._paramsEval = evaluation.params
-    for image_id, query in enumerate(queries):
-        # Ids start at 1, since COCOeval takes 0 for no match.
-        detections = []
-        for i, score in enumerate(query.scores.tolist()):
-            detections.append({"id": i + 1, "score": score, "area": float(query.areas[i])})
-        truth = []
-        for i, is_crowd in enumerate(query.is_crowd.tolist()):
-            area = float(query.truth_areas[i])
-            truth.append({"id": i + 1, "area": area, "iscrowd": is_crowd, "ignore": is_crowd})
-        evaluation._dts[image_id, CATEGORY] = detections
-        evaluation._gts[image_id, CATEGORY] = truth
-        evaluation.ious[image_id, CATEGORY] = query.iou
-
-    evaluation.evalImgs = []
-    for area_range in evaluation.params.areaRng:
-        for image_id in image_ids:
-            matches = evaluation.evaluateImg(image_id, CATEGORY, area_range, MAX_DETECTIONS)
-            evaluation.evalImgs.append(matches)
     with contextlib.redirect_stdout(io.StringIO()):
+        evaluation: Any = _Evaluation(queries)
+        if area_ranges is not None:
+            evaluation.params.areaRng = area_ranges
+        evaluation.evaluate()
         evaluation.accumulate()
     return evaluation.eval
 

@@ -6,12 +6,14 @@ masks.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy.ndimage import minimum_filter
+from scipy.stats import DegenerateDataWarning, bootstrap
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
@@ -21,8 +23,8 @@ BOUNDARY_RATIO = 0.02
 """Width of boundaries as a share of the image's diagonal."""
 PRECISION_THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 NUM_RESAMPLES = 1000
-CHUNK_RESAMPLES = 100
-"""Resamples that are drawn at once, to spare memory."""
+RESAMPLES_AT_ONCE = 100
+"""More take more memory."""
 
 Scores = dict[str, float | None]
 Ratio = tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]
@@ -80,8 +82,9 @@ def overlaps_at_shifts(
     levels = np.searchsorted(shifts, logits[is_candidate])
 
     def areas(levels: Int[np.ndarray, " n"]) -> Int[np.ndarray, " s"]:
-        counts = np.bincount(levels, minlength=len(shifts) + 1)
-        return counts[:0:-1].cumsum()[::-1]
+        num_pixels = np.bincount(levels, minlength=len(shifts) + 1)
+        # A pixel of a level is in the masks of all lower levels: a sum from the right.
+        return num_pixels[:0:-1].cumsum()[::-1]
 
     predicted = areas(levels)
     intersection = areas(levels[truth[is_candidate]])
@@ -104,10 +107,11 @@ def lisa_iou(counts: Shaped[np.ndarray, "n _c"]) -> Float[np.ndarray, " n"]:
     return np.where(union == 0, 1.0, intersection / (union + EPSILON))
 
 
-def lisa(counts: Int[np.ndarray, "n 4"]) -> Scores:
+def lisa(counts: Shaped[np.ndarray, "n _c"]) -> Scores:
     """LISA's `validate()` (train_ds.py); GLaMM, PixelLM, PSALM, Sa2VA and X-SAM do the same. False
     positives on an empty truth score 0 and add to the union. None without queries, as in all
-    definitions."""
+    definitions. Rows of NaN do not count."""
+    counts = counts[~np.isnan(counts[:, 0])]
     if not len(counts):
         return {"giou": None, "ciou": None}
     return {
@@ -116,7 +120,7 @@ def lisa(counts: Int[np.ndarray, "n 4"]) -> Scores:
     }
 
 
-def precision_at(counts: Int[np.ndarray, "n 4"]) -> Scores:
+def precision_at(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
     """Pr@0.5 to Pr@0.9 of referring segmentation: the shares of the queries with a target whose IoU
     is at least that much."""
     of_targets = counts[counts[:, 3] > 0]
@@ -124,7 +128,7 @@ def precision_at(counts: Int[np.ndarray, "n 4"]) -> Scores:
     return {f"pr@{threshold}": _mean(iou >= threshold) for threshold in PRECISION_THRESHOLDS}
 
 
-def gres(counts: Int[np.ndarray, "n 4"]) -> Scores:
+def gres(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
     """ReLA's evaluation of gRefCOCO (refer_evaluation.py), with an empty prediction as its
     no-target decision.
 
@@ -145,18 +149,18 @@ def gres(counts: Int[np.ndarray, "n 4"]) -> Scores:
     }
 
 
-def segzero(counts: Int[np.ndarray, "n 4"]) -> Scores:
+def segzero(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
     """Seg-Zero's calculate_iou.py: an empty union scores 0, even where empty was right. There is no
     cIoU."""
     return {"giou": _mean(counts[:, 0] / np.maximum(counts[:, 1], 1))}
 
 
-def mmr(counts: Int[np.ndarray, "n 4"]) -> Scores:
+def mmr(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
     """MMR's evaluation: as `lisa`, but queries without any output are left out, which flatters."""
     return lisa(counts[counts[:, 2] > 0])
 
 
-VARIANTS: dict[str, Callable[[Int[np.ndarray, "n 4"]], Scores]] = {
+VARIANTS: dict[str, Callable[[Shaped[np.ndarray, "n 4"]], Scores]] = {
     "lisa": lisa,
     "gres": gres,
     "segzero": segzero,
@@ -170,21 +174,6 @@ def mean_ratio(values: Float[np.ndarray, " n"]) -> Ratio:
     return np.nan_to_num(values), (~np.isnan(values)).astype(float)
 
 
-def iou_ratios(
-    mask: Shaped[np.ndarray, "n _c"],
-    occluded: Shaped[np.ndarray, "n _c"],
-    boundary: Shaped[np.ndarray, "n _c"],
-) -> dict[str, Ratio]:
-    """gIoU, cIoU, occluded and boundary IoU as ratios, from columns that begin with intersection
-    and union; rows are NaN where a query has none."""
-    return {
-        "giou": mean_ratio(lisa_iou(mask)),
-        "ciou": (mask[:, 0].astype(float), mask[:, 1].astype(float)),
-        "occluded_iou": mean_ratio(lisa_iou(occluded)),
-        "boundary_iou": mean_ratio(lisa_iou(boundary)),
-    }
-
-
 def interval(
     images: Int[np.ndarray, " n"], ratio: Ratio, *, minus: Ratio | None = None
 ) -> list[float] | None:
@@ -195,30 +184,30 @@ def interval(
     are not independent. None with fewer than two images, or where a resample has no denominator.
     """
     ids, image_of_query = np.unique(images, return_inverse=True)
-    num_images = len(ids)
-    if num_images < 2:
+    if len(ids) < 2:
         return None
 
-    def sum_by_image(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " i"]:
-        return np.bincount(image_of_query, weights=values, minlength=num_images)
+    def figure(*sums: np.ndarray, axis: int) -> np.ndarray:
+        top, bottom, *others = (of_images.sum(axis) for of_images in sums)
+        return top / bottom - (others[0] / others[1] if others else 0)
 
-    ratios = [ratio] if minus is None else [ratio, minus]
-    sums = [(sum_by_image(top), sum_by_image(bottom)) for top, bottom in ratios]
-
-    rng = np.random.default_rng(0)
-    shares = np.full(num_images, 1 / num_images)
-    samples = []
-    for _ in range(NUM_RESAMPLES // CHUNK_RESAMPLES):
-        weights = rng.multinomial(num_images, shares, size=CHUNK_RESAMPLES).astype(float)
-        values = []
-        for top, bottom in sums:
-            denominator = weights @ bottom
-            if (denominator <= 0).any():
-                return None
-            values.append((weights @ top) / denominator)
-        samples.append(values[0] if minus is None else values[0] - values[1])
-    low, high = np.quantile(np.concatenate(samples), [0.025, 0.975])
-    return [float(low), float(high)]
+    values = ratio if minus is None else (*ratio, *minus)
+    # A resample without a denominator makes both ends NaN.
+    with (
+        np.errstate(invalid="ignore"),
+        warnings.catch_warnings(action="ignore", category=DegenerateDataWarning),
+    ):
+        resampled = bootstrap(
+            [np.bincount(image_of_query, weights=of_queries) for of_queries in values],
+            figure,
+            paired=True,
+            n_resamples=NUM_RESAMPLES,
+            batch=RESAMPLES_AT_ONCE,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        )
+    low, high = map(float, resampled.confidence_interval)
+    return None if math.isnan(low) else [low, high]
 
 
 def boundary_width(height: int, width: int) -> int:

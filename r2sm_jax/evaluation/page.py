@@ -21,12 +21,13 @@ from jinja2 import Template
 from matplotlib.figure import Figure
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.images import data_url
 from r2sm_jax.data.sheet import BLANK, Panel, paint
 from r2sm_jax.errors import InputError, atomic_write
-from r2sm_jax.evaluation.compare import QUERIES_FILE, write_queries
-from r2sm_jax.evaluation.scorer import Evaluated, QueryResult
+from r2sm_jax.evaluation.compare import QUERIES_FILE
+from r2sm_jax.evaluation.counts import overlap, write_tables
+from r2sm_jax.evaluation.iou import lisa_iou
+from r2sm_jax.evaluation.scorer import EvalResults, Evaluated
 from r2sm_jax.evaluation.tables import (
     Table,
     decided,
@@ -40,8 +41,8 @@ PICTURE_SIZE = 288
 """Pixels of a picture's longer side."""
 MAX_EXAMPLES = 4
 """Of the best, of the middle and of the worst answers."""
-LOGGED = {"loss": ["train/loss"], "dev": ["dev/giou", "dev/type_accuracy"]}
-"""Panels of the chart of a training, with the names of their curves in the log."""
+LOGGED = ("train/loss", "giou", "type_accuracy")
+"""Curves of the chart of a training: names in the log, or their ends after that of a split."""
 
 Curve = Sequence[tuple[float, float]]
 Panels = Mapping[str, Mapping[str, Curve]]
@@ -56,8 +57,10 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
     galleries = {}
     for name, results in evaluated.items():
         # Predictions can be scored by the annotations alone.
-        examples = select_examples(results.results) if results.source.has_images else {}
-        galleries[name] = {title: example_rows(results.source, e) for title, e in examples.items()}
+        examples = select_examples(results) if results.source.has_images else {}
+        galleries[name] = {
+            title: example_rows(results, chosen) for title, chosen in examples.items()
+        }
     charts = {
         "Training": training_curves(folder / "metrics.jsonl"),
         "Calibration of probabilities": calibration_curves(report),
@@ -73,7 +76,8 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
         part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
         (folder / "report.md").write_text(report_markdown(report), "utf-8")
         (folder / "report.html").write_text(page, "utf-8")
-        write_queries(folder / QUERIES_FILE, evaluated)
+        tables = {name: results.rows for name, results in evaluated.items()}
+        write_tables(folder / QUERIES_FILE, tables)
 
 
 def render_page(
@@ -101,63 +105,62 @@ def render_page(
 # Examples of answers
 
 
-def answer_iou(result: QueryResult) -> float:
-    """Returns the IoU of an answer; an empty one to a query without a target is right."""
-    intersection, union = result.overlap[:2]
-    return intersection / union if union else 1.0
-
-
-def select_examples(results: Sequence[QueryResult]) -> dict[str, list[QueryResult]]:
-    """Selects answers of the highest, the middle and the lowest IoU, all of different images."""
-    ranked = sorted(sample_queries(results), key=answer_iou, reverse=True)
+def select_examples(results: EvalResults) -> dict[str, list[int]]:
+    """Selects the answers of the highest, the middle and the lowest IoU, each at most once. Returns
+    their indices."""
+    ranked = np.argsort(-lisa_iou(overlap(results.rows)), kind="stable").tolist()
     count = min(MAX_EXAMPLES, -(-len(ranked) // 3))
-    middle = (len(ranked) - count) // 2
+    others = ranked[: len(ranked) - count]
+    best, middle = others[:count], others[count:]
+    skipped = max(0, len(middle) - count) // 2
     return {
-        "Best": ranked[:count],
-        "Median": ranked[middle : middle + count],
+        "Best": best,
+        "Median": middle[skipped : skipped + count],
         "Worst": ranked[len(ranked) - count :],
     }
 
 
-def sample_queries(results: Iterable[QueryResult], count: int | None = None) -> list[QueryResult]:
-    """Selects one query of each of the first `count` images, or of all.
+def sample_queries(results: EvalResults, count: int) -> list[int]:
+    """Selects one query of each of the first `count` images. Returns their indices.
 
     It is the first query of the first image, the second of the second, and so on, so that different
     kinds of queries are seen.
     """
-    by_image: dict[int, list[QueryResult]] = {}
-    for result in results:
-        by_image.setdefault(result.truth.image_id, []).append(result)
+    by_image: dict[int, list[int]] = {}
+    for index, result in enumerate(results.results):
+        by_image.setdefault(result.truth.image_id, []).append(index)
     groups = list(by_image.values())[:count]
-    return [queries[i % len(queries)] for i, queries in enumerate(groups)]
+    return [of_image[i % len(of_image)] for i, of_image in enumerate(groups)]
 
 
-def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Panel]]:
-    """Makes a row of image, truth and prediction for each query.
+def example_rows(results: EvalResults, chosen: Iterable[int]) -> list[list[Panel]]:
+    """Makes a row of image, truth and prediction for each of the chosen queries.
 
     Only the image is read from the source, since results hold the masks. An image that is missing
     is left blank.
     """
+    ious = lisa_iou(overlap(results.rows))
     rows = []
-    for result in results:
-        size = result.truth.size
+    for index in chosen:
+        truth, answer, _ = results.results[index]
+        size = truth.size
         image = np.full((*size, 3), BLANK, np.uint8)
         with suppress(InputError):
-            image = source[result.truth.index].image
-        said = result.said.mask_type
-        caption = f"{said or 'no decision'}, IoU {answer_iou(result):.2f}"
-        if result.said.amodal_probability is not None:
-            caption += f", probability of amodal {result.said.amodal_probability:.2f}"
-        modal, amodal = map(masks.decode, result.truth.masks)
-        predicted = result.said.both or (result.said.mask, result.said.mask)
+            image = results.source[truth.index].image
+        caption = f"{answer.mask_type or 'no decision'}, IoU {ious[index]:.2f}"
+        if answer.amodal_probability is not None:
+            caption += f", probability of amodal {answer.amodal_probability:.2f}"
+        modal, amodal = map(masks.decode, truth.masks)
+        predicted = answer.both or (answer.mask, answer.mask)
         predicted_modal, predicted_amodal = map(masks.decode, predicted)
         nothing = np.zeros_like(modal)
         shown = partial(paint, image, ratio=PICTURE_SIZE / max(size))
+        asked = truth.query.mask_type
         rows.append(
             [
-                Panel(shown(nothing, nothing), result.query.text),
-                Panel(shown(modal, amodal, result.mask_type), f"{result.mask_type} asked for"),
-                Panel(shown(predicted_modal, predicted_amodal, said), caption),
+                Panel(shown(nothing, nothing), truth.query.text),
+                Panel(shown(modal, amodal, asked), f"{asked} asked for"),
+                Panel(shown(predicted_modal, predicted_amodal, answer.mask_type), caption),
             ]
         )
     return rows
@@ -197,11 +200,12 @@ def training_curves(log: Path) -> Panels:
             # A run that was resumed has logged some steps twice, and a step may have two rows.
             rows.setdefault(row["step"], {}).update(row)
     panels: dict[str, dict[str, Curve]] = {}
-    for title, names in LOGGED.items():
-        for name in names:
-            curve = [(step, rows[step][name]) for step in sorted(rows) if name in rows[step]]
-            if curve:
-                panels.setdefault(title, {})[name] = curve
+    for logged in LOGGED:
+        for name in dict.fromkeys(name for row in rows.values() for name in row):
+            split, _, figure = name.partition("/")
+            if logged in (name, figure):
+                curve = [(step, rows[step][name]) for step in sorted(rows) if name in rows[step]]
+                panels.setdefault("loss" if logged == name else split, {})[name] = curve
     return panels
 
 

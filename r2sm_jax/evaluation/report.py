@@ -1,27 +1,30 @@
-"""Computes the figures of a report from the results of queries.
+"""Computes the figures of a report from the tables of counts.
 
-A report passes through four files, and no other file computes, formats or draws one of its numbers:
+A report passes through five files, and no other file computes, formats or draws one of its numbers:
 
-    scorer.py     prediction and truth of a query       -> `QueryResult`: counts of pixels
-    report.py     results of a split                    -> figures as a dict, `report.json`
-    tables.py     figures                               -> tables and text, `report.md`
-    page.py       tables, pictures, charts              -> `report.html`
+    scorer.py     answer and truth of a query    -> a row
+    counts.py     rows of a split                -> a table, `queries.csv`
+    report.py     tables                         -> figures as a dict, `report.json`
+    tables.py     figures                        -> tables to read and text, `report.md`
+    page.py       these, pictures, charts        -> `report.html`
 
-This file selects the queries of each figure. What a figure is, is defined in docs/metrics.md and
+This file selects the rows of each figure. What a figure is, is defined in docs/metrics.md and
 computed by iou.py (masks), instances.py (detections) and decisions.py (mask types).
 """
 
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import product
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Float, Int, Shaped
 
 import r2sm_jax
+from r2sm_jax.evaluation import counts
+from r2sm_jax.evaluation.counts import Rows, has_hidden_part, of_type, overlap, requested
 from r2sm_jax.evaluation.decisions import (
     area_under_curve,
     calibration_curve,
@@ -35,16 +38,16 @@ from r2sm_jax.evaluation.instances import (
 )
 from r2sm_jax.evaluation.iou import (
     VARIANTS,
-    Overlap,
+    Ratio,
     Scores,
     interval,
-    iou_ratios,
     lisa,
     lisa_iou,
+    mean_ratio,
     precision_at,
 )
-from r2sm_jax.evaluation.scorer import Evaluated, QueryResult
-from r2sm_jax.query import MASK_TYPES, MaskType, Query, Sentence, keyword_mask_type
+from r2sm_jax.evaluation.scorer import Evaluated
+from r2sm_jax.query import MASK_TYPES, QUERY_TYPES, keyword_mask_type
 
 MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
 """Upper edges of the occlusion bins. An edge belongs to the bin below it."""
@@ -57,56 +60,60 @@ hard."""
 FOUND = (0.95, 0.90)
 """The shares of what is there that are found where refusals are compared."""
 
-Results = Sequence[QueryResult]
-OTHER_TYPE: dict[MaskType, MaskType] = {"modal": "amodal", "amodal": "modal"}
-
 PAPER: dict[str, Any] = tomllib.loads(
     files("r2sm_jax.evaluation").joinpath("published.toml").read_text(encoding="utf-8")
 )
 """Tables 1 to 3 of R2SM (arXiv 2506.01795)."""
 
 
-def stack(overlaps: Iterable[Overlap | None]) -> Int[np.ndarray, "n 4"]:
-    """Returns overlaps as rows, without those that are None."""
-    rows = [overlap for overlap in overlaps if overlap is not None]
-    return np.array(rows, np.int64).reshape(-1, 4)
-
-
-def split_figures(results: Results) -> dict[str, Any]:
-    """Computes all figures of one split from the results of all of its queries."""
-    overlaps = stack(result.overlap for result in results)
-    detections = [result.detections for result in results]
+def split_figures(rows: Rows) -> dict[str, Any]:
+    """Computes all figures of one split from the rows of all of its queries."""
+    overlaps = overlap(rows)
+    detections = rows["detections"].tolist()
     variants = {name: variant(overlaps) for name, variant in VARIANTS.items()}
-    decisions = decision_figures(results)
+    decisions = decision_figures(
+        rows["text"], rows["mask_type"], rows["said"], rows["amodal_probability"], rows["image_id"]
+    )
     return {
-        "all": mask_figures(results),
-        "modal": mask_figures([r for r in results if r.mask_type == "modal"]),
-        "amodal": mask_figures([r for r in results if r.mask_type == "amodal"]),
+        **{kind: mask_figures(of_type(rows, kind)) for kind in QUERY_TYPES},
         "mask_type": decisions,
-        "pairs": pair_figures(results),
+        "pairs": pair_figures(rows),
         "cgf1": cgf1_figures(detections, decisions["mcc"]),
-        "predicted_iou": predicted_iou_figures(results),
-        "references": reference_figures(results),
+        "predicted_iou": predicted_iou_figures(rows),
+        "references": reference_figures(rows),
         "variants": variants | {"muse": muse(detections)},
-        "breakdowns": breakdowns(results),
+        "breakdowns": breakdowns(rows),
     }
 
 
-def mask_figures(results: Results) -> dict[str, Any]:
-    """Computes the figures of the masks of some queries, with intervals over images."""
-    overlaps = stack(result.overlap for result in results)
-    occluded = stack(result.occluded_overlap for result in results)
-    boundary = stack(result.boundary for result in results)
-    occluded_iou = lisa(occluded)
-    complete_iou = lisa(stack(result.complete_overlap for result in results))
+# Masks
 
-    images = np.array([result.truth.image_id for result in results], np.int64)
-    # One row a query, NaN where it does not count, so that all figures resample the same images.
-    occluded_rows = [result.occluded_overlap or [np.nan] * 4 for result in results]
-    ratios = iou_ratios(overlaps, np.array(occluded_rows, float).reshape(-1, 4), boundary)
+
+def figure_ratios(rows: Rows) -> dict[str, Ratio]:
+    """Returns the figures that have an interval, as ratios of sums over the rows."""
+    mask = overlap(rows)
+    is_right = np.where(rows["said"] == "", np.nan, rows["said"] == rows["mask_type"])
+    boundary = np.stack([rows["boundary_intersection"], rows["boundary_union"]], axis=1)
+    return {
+        "giou": mean_ratio(lisa_iou(mask)),
+        "ciou": (mask[:, 0], mask[:, 1]),
+        "occluded_iou": mean_ratio(lisa_iou(counts.occluded_overlap(rows))),
+        "boundary_iou": mean_ratio(lisa_iou(boundary)),
+        "accuracy": mean_ratio(is_right),
+    }
+
+
+def mask_figures(rows: Rows) -> dict[str, Any]:
+    """Computes the figures of the masks of some queries, with intervals over images."""
+    overlaps = overlap(rows)
+    occluded = counts.occluded_overlap(rows)
+    occluded_iou = lisa(occluded)
+    complete_iou = lisa(counts.complete_overlap(rows))
+    boundary = np.stack([rows["boundary_intersection"], rows["boundary_union"]], axis=1)
+    # That of the accuracy stands with the decisions.
+    ratios = {name: r for name, r in figure_ratios(rows).items() if name != "accuracy"}
     # COCOeval breaks ties of scores by the order of queries.
-    in_order = sorted(results, key=lambda result: result.query.id)
-    detections = [result.detections for result in in_order]
+    detections = rows[np.argsort(rows["query_id"], kind="stable")]["detections"].tolist()
     return {
         **lisa(overlaps),
         "occluded_iou": occluded_iou["giou"],
@@ -114,174 +121,139 @@ def mask_figures(results: Results) -> dict[str, Any]:
         "complete_iou": complete_iou["giou"],
         "complete_ciou": complete_iou["ciou"],
         "boundary_iou": lisa(boundary)["giou"],
-        "wrong_type_gap": wrong_type_gap(results),
-        "leak": leak(results),
+        "wrong_type_gap": wrong_type_gap(rows),
+        "leak": leak(rows),
         **precision_at(overlaps),
-        "queries": len(results),
-        "occluded_queries": len(occluded),
-        "interval": {name: interval(images, ratio) for name, ratio in ratios.items()},
+        "queries": len(rows),
+        "occluded_queries": int((~np.isnan(occluded[:, 0])).sum()),
+        "interval": {name: interval(rows["image_id"], ratio) for name, ratio in ratios.items()},
         **instance_figures(detections),
         **occlusion_figures(detections),
     }
 
 
-def wrong_type_gap(results: Results) -> float | None:
+def wrong_type_gap(rows: Rows) -> float | None:
     """Computes the mean IoU of the answer with the requested mask less that with the other one.
 
     It is over the queries whose two true masks differ, and tells how much better an answer fits the
     requested mask than the other one.
     """
-    hidden = [result for result in results if result.has_hidden_part]
-    requested = lisa_iou(stack(result.overlap for result in hidden))
-    other = lisa_iou(stack(r.overlaps.of_type(OTHER_TYPE[r.mask_type]) for r in hidden))
-    return float((requested - other).mean()) if hidden else None
+    hidden = rows[has_hidden_part(rows)]
+    other = overlap(hidden, 1 - requested(hidden))
+    gaps = lisa_iou(overlap(hidden)) - lisa_iou(other)
+    return float(gaps.mean()) if len(hidden) else None
 
 
-def leak(results: Results) -> float | None:
+def leak(rows: Rows) -> float | None:
     """Computes the mean share of the hidden part that answers to modal queries paint.
 
     That is |P ∩ (A − M)| / |A − M|, over modal queries whose target is partly hidden.
     """
-    shares = []
-    for result in results:
-        if result.mask_type == "modal" and result.has_hidden_part:
-            modal, amodal = result.overlaps
-            painted = amodal.intersection - modal.intersection
-            shares.append(painted / (amodal.truth - modal.truth))
-    return float(np.mean(shares)) if shares else None
+    hidden = of_type(rows[has_hidden_part(rows)], "modal")
+    painted, true = np.diff(hidden["shared"]), np.diff(hidden["truth"])
+    return float((painted / true).mean()) if len(hidden) else None
 
 
 # References: the same masks with another decision, and the true masks of one type for all.
 
-RULES: dict[str, Callable[[QueryResult], MaskType]] = {
-    "always_modal": lambda result: "modal",
-    "always_amodal": lambda result: "amodal",
-    "keyword": lambda result: keyword_mask_type(result.query.text),
-    "oracle_type": lambda result: result.mask_type,
-}
-"""Other decisions."""
 
-
-def reference_figures(results: Results) -> dict[str, Scores]:
+def reference_figures(rows: Rows) -> dict[str, Scores]:
     """Computes gIoU and cIoU of every reference; None where the system gives one mask only."""
+    rules = {
+        "always_modal": np.zeros(len(rows), int),
+        "always_amodal": np.ones(len(rows), int),
+        "keyword": np.array([MASK_TYPES.index(keyword_mask_type(t)) for t in rows["text"]], int),
+        "oracle_type": requested(rows),
+    }
     figures = {}
-    for name, rule in RULES.items():
-        answers = []
-        for result in results:
-            if result.overlaps_of_both is not None:
-                answers.append(
-                    result.overlaps_of_both.of_type(rule(result)).of_type(result.mask_type)
-                )
-        figures[name] = lisa(stack(answers))
-    for mask_type in MASK_TYPES:
-        answers = [overlap_of_truth(r, mask_type) for r in results if r.truth.has_amodal]
-        figures[f"true_{mask_type}_for_all"] = lisa(stack(answers))
+    for name, said in rules.items():
+        figures[name] = lisa(counts.overlap_of_both(rows, said))
+    known = rows[~np.isnan(rows["truth"][:, 1])]
+    for index, mask_type in enumerate(MASK_TYPES):
+        said = np.full(len(known), index)
+        figures[f"true_{mask_type}_for_all"] = lisa(counts.overlap_of_truth(known, said))
     return figures
-
-
-def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap:
-    """Returns the overlap of one true mask as the answer.
-
-    It tells what a split allows to a system with perfect masks that does not understand the type.
-    """
-    predicted = result.overlaps.of_type(mask_type).truth
-    truth = result.overlap.truth
-    # The modal mask lies in the amodal one.
-    return Overlap(min(predicted, truth), max(predicted, truth), predicted, truth)
 
 
 # Breakdowns by kind of query
 
 
-def breakdowns(results: Results) -> dict[str, dict[str, Any]]:
+def breakdowns(rows: Rows) -> dict[str, dict[str, Any]]:
     """Computes gIoU, cIoU, occluded IoU and number of queries of each group of every breakdown."""
-    members: dict[str, dict[str, list[QueryResult]]] = {}
-    for result in results:
-        for breakdown, group in groups_of(result).items():
-            groups = members.setdefault(breakdown, {})
-            if group is not None:
-                groups.setdefault(group, []).append(result)
-    # Bins stand in their order, other groups by name.
-    order = [*MAX_OCCLUSION, *MAX_AREA]
     figures: dict[str, dict[str, Any]] = {}
-    for breakdown, groups in members.items():
+    for breakdown, groups in groups_of(rows).items():
+        # Bins stand in their order, other groups by name.
+        order = {"occlusion": [*MAX_OCCLUSION], "size": [*MAX_AREA]}
         figures[breakdown] = {}
-        for name in sorted(groups, key=lambda name: (name in order and order.index(name), name)):
-            figures[breakdown][name] = {
-                **lisa(stack(result.overlap for result in groups[name])),
-                "occluded_iou": lisa(stack(r.occluded_overlap for r in groups[name]))["giou"],
-                "queries": len(groups[name]),
-            }
-    return figures
+        for group in order.get(breakdown, sorted(set(groups.tolist()) - {""})):
+            selected = rows[groups == group]
+            if len(selected):
+                figures[breakdown][group] = {
+                    **lisa(overlap(selected)),
+                    "occluded_iou": lisa(counts.occluded_overlap(selected))["giou"],
+                    "queries": len(selected),
+                }
+    return figures if len(rows) else {}
 
 
-def groups_of(result: QueryResult) -> dict[str, str | None]:
-    """Returns the group of a query in each breakdown; None where it belongs to none."""
-    kind = result.query.kind
-    modal, amodal = result.overlaps
-    occlusion = None
-    if result.truth.has_amodal and amodal.truth:
-        occlusion = bin_of(1 - modal.truth / amodal.truth, MAX_OCCLUSION)
-    area = result.overlap.truth
+def groups_of(rows: Rows) -> dict[str, Shaped[np.ndarray, " n"]]:
+    """Returns the group of each query in every breakdown; "" where it belongs to none."""
+    modal, amodal = rows["truth"].T
+    area = overlap(rows)[:, 3]
+    with np.errstate(invalid="ignore"):
+        hidden_share = 1 - modal / amodal
     return {
-        "task": kind.get("task"),
-        "difficulty": {True: "hard", False: "easy"}.get(kind.get("hard", "")),
-        "instances": {True: "several", False: "one"}.get(kind.get("multi", "")),
-        "occlusion": occlusion,
-        "size": bin_of(area, MAX_AREA) if area else None,
+        "task": rows["task"],
+        "difficulty": rows["difficulty"],
+        "instances": rows["instances"],
+        "occlusion": bins_of(hidden_share, MAX_OCCLUSION),
+        "size": bins_of(np.where(area > 0, area, np.nan), MAX_AREA),
     }
 
 
-def bin_of(value: float, upper_edges: Mapping[str, float]) -> str:
-    """Returns the name of the first bin whose upper edge a value does not exceed."""
-    return next(name for name, edge in upper_edges.items() if value <= edge)
+def bins_of(
+    values: Float[np.ndarray, " n"], upper_edges: Mapping[str, float]
+) -> Shaped[np.ndarray, " n"]:
+    """Returns the name of the first bin whose upper edge each value does not exceed; "" for NaN."""
+    names = np.array([*upper_edges, ""], object)
+    return names[np.searchsorted([*upper_edges.values()], values)]
 
 
 # Decisions about the mask type
 
 
-def decision_figures(results: Results) -> dict[str, Any]:
-    """Computes the figures of the decisions about the mask type, with an interval over images."""
-    decided = [result for result in results if result.said.mask_type is not None]
-    return sentence_figures(
-        [result.query for result in decided],
-        np.array([result.said.mask_type == "amodal" for result in decided], bool),
-        [result.said.amodal_probability for result in decided],
-        np.array([result.truth.image_id for result in decided], np.int64),
-    )
-
-
-def sentence_figures(
-    sentences: Sequence[Sentence | Query],
-    predicted: Bool[np.ndarray, " n"],
-    probabilities: Sequence[float | None],
+def decision_figures(
+    texts: Sequence[str] | Shaped[np.ndarray, " n"],
+    mask_types: Sequence[str] | Shaped[np.ndarray, " n"],
+    said: Sequence[str] | Shaped[np.ndarray, " n"],
+    probability: Float[np.ndarray, " n"],
     units: Int[np.ndarray, " n"] | None = None,
 ) -> dict[str, Any]:
-    """Computes the figures of decisions about sentences.
+    """Computes the figures of decisions about sentences, with an interval.
 
     Args:
-        sentences: with the types that they ask for.
-        predicted: the decisions.
-        probabilities: of amodal; where one is None, the decisions count as certain, and have no
-            calibration.
+        texts: the sentences.
+        mask_types: what they ask for.
+        said: the decisions; "" where there is none, and the sentence is left out.
+        probability: of amodal; NaN where there is none, which calibration leaves out.
         units: what is resampled for the interval, such as images; by default sentences.
     """
+    said, mask_types = np.asarray(said, str), np.asarray(mask_types, str)
     if units is None:
-        units = np.arange(len(sentences))
-    calibrated = None not in probabilities
-    probability = np.array(probabilities if calibrated else predicted, float)
-    is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
-    # As a ratio of sums, right decisions over decisions, so that units can be resampled.
-    is_right = (predicted == is_amodal).astype(float)
-    keyword_right = [keyword_mask_type(s.text) == s.mask_type for s in sentences]
+        units = np.arange(len(said))
+    decided = said != ""
+    is_amodal, predicted = mask_types[decided] == "amodal", said[decided] == "amodal"
+    keyword_said = np.array([keyword_mask_type(text) for text in texts], str)
+    keyword_right = (keyword_said == mask_types)[decided]
+    is_right = mean_ratio((predicted == is_amodal).astype(float))
     return {
-        **mask_type_scores(probability, is_amodal, predicted, calibrated=calibrated),
-        "keyword": float(np.mean(keyword_right)) if sentences else None,
-        "interval": {"accuracy": interval(units, (is_right, np.ones(len(sentences))))},
+        **mask_type_scores(probability[decided], is_amodal, predicted),
+        "keyword": float(keyword_right.mean()) if decided.any() else None,
+        "interval": {"accuracy": interval(units[decided], is_right)},
     }
 
 
-def pair_figures(results: Results) -> Scores:
+def pair_figures(rows: Rows) -> Scores:
     """Computes shares of the pairs of a modal and an amodal sentence about the same instances.
 
     A system that ignores the sentence answers both alike. Returns `both_right`, `swapped`,
@@ -289,52 +261,55 @@ def pair_figures(results: Results) -> Scores:
     """
     # Decisions by image and instances, then by the requested type.
     decisions: dict[Any, dict[str, list[str]]] = {}
-    for result in results:
-        if result.said.mask_type is not None and result.query.instance_ids:
-            target = (result.truth.image_id, frozenset(result.query.instance_ids))
-            by_type = decisions.setdefault(target, {"modal": [], "amodal": []})
-            by_type[result.mask_type].append(result.said.mask_type)
+    decided = rows[(rows["said"] != "") & (rows["target"] != "")]
+    for image_id, target, mask_type, said in decided[
+        ["image_id", "target", "mask_type", "said"]
+    ].tolist():
+        by_type = decisions.setdefault((image_id, target), {"modal": [], "amodal": []})
+        by_type[mask_type].append(said)
 
-    counts: Counter[tuple[str, ...]] = Counter()
+    pairs: Counter[tuple[str, ...]] = Counter()
     for by_type in decisions.values():
-        counts.update(product(by_type["modal"], by_type["amodal"]))
+        pairs.update(product(by_type["modal"], by_type["amodal"]))
 
     def share(*pair: str) -> float | None:
-        return counts[pair] / counts.total() if counts else None
+        if not pairs:
+            return None
+        return pairs[pair] / pairs.total()
 
     return {
         "both_right": share("modal", "amodal"),
         "swapped": share("amodal", "modal"),
         "both_modal": share("modal", "modal"),
         "both_amodal": share("amodal", "amodal"),
-        "pairs": counts.total(),
+        "pairs": pairs.total(),
     }
 
 
-def predicted_iou_figures(results: Results) -> dict[str, Any]:
+def predicted_iou_figures(rows: Rows) -> dict[str, Any]:
     """Computes the mean absolute error of the predicted IoU, and its calibration curve.
 
     Only queries that have a target count: without one, the IoU is 0 or 1 by presence alone.
     """
-    counted = [r for r in results if r.said.predicted_iou is not None and r.overlap.truth]
-    if not counted:
+    overlaps = overlap(rows)
+    is_counted = ~np.isnan(rows["predicted_iou"]) & (overlaps[:, 3] > 0)
+    if not is_counted.any():
         return {"error": None, "curve": []}
-    predicted = np.array([result.said.predicted_iou for result in counted], float)
-    iou = lisa_iou(stack(result.overlap for result in counted))
+    predicted = rows["predicted_iou"][is_counted]
+    iou = lisa_iou(overlaps[is_counted])
     error = float(np.abs(predicted - iou).mean())
     return {"error": error, "curve": calibration_curve(predicted, predicted, iou)}
 
 
-def presence_figures(results: Results) -> dict[str, Any]:
+def presence_figures(rows: Rows) -> dict[str, Any]:
     """Computes how well `presence` tells queries that have a target from those without.
 
     `refused_at_95`: the share of those without whose presence is below the limit above which 95 %
     of the others are. None where one of the two kinds is missing, or presence is not said.
     """
-    said = [result for result in results if result.said.presence is not None]
-    presence = np.array([result.said.presence for result in said], float)
-    has_target = np.array([result.overlap.truth > 0 for result in said], bool)
-    there, absent = presence[has_target], presence[~has_target]
+    said = rows[~np.isnan(rows["presence"])]
+    has_target = overlap(said)[:, 3] > 0
+    there, absent = said["presence"][has_target], said["presence"][~has_target]
     is_known = len(there) > 0 and len(absent) > 0
     figures: dict[str, Any] = {"queries": len(there), "absent_queries": len(absent)}
     figures["auc"] = area_under_curve(there, absent) if is_known else None
@@ -354,10 +329,11 @@ def make_report(
 
     Args:
         evaluated: the results of every split.
-        sentences: figures of sentences without images (`sentence_figures`).
+        sentences: figures of sentences without images (`decision_figures`).
         meta: what was evaluated and how; at least the data's SPEC as `source`.
     """
-    splits = {name: split_figures(results.results) for name, results in evaluated.items()}
+    tables = {name: results.rows for name, results in evaluated.items()}
+    splits = {name: split_figures(rows) for name, rows in tables.items()}
     images = {name: len(results.source) for name, results in evaluated.items()}
     benchmarks = {}
     for name, results in evaluated.items():
@@ -376,12 +352,10 @@ def make_report(
         "benchmark": benchmarks,
         "version": r2sm_jax.__version__,
     }
-    pooled = []
-    for name in PRESENCE_SPLITS:
-        pooled += evaluated[name].results if name in evaluated else []
+    pooled = [tables[name] for name in PRESENCE_SPLITS if name in tables]
     return {
         "splits": splits,
-        "presence": presence_figures(pooled),
+        "presence": presence_figures(np.concatenate([counts.NO_ROWS, *pooled])),
         "sentences": dict(sentences or {}),
         "meta": meta,
     }

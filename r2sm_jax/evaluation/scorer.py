@@ -1,5 +1,5 @@
-"""The one scorer: the prediction for a query, of our own segmenter or of any other system, against
-the truth.
+"""The one scorer: the answer to a query, of our own segmenter or of any other system, against the
+truth. It makes a row of the table of counts.
 
 Pixels are counted in run-length encoding. The two true masks of a query are nested (modal ⊆
 amodal), so a predicted mask's overlaps with both also give its overlap with the hidden part between
@@ -10,24 +10,27 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Instance, Source
 from r2sm_jax.data.masks import RLE
+from r2sm_jax.evaluation.counts import ROW, Rows
 from r2sm_jax.evaluation.instances import QueryDetections, rank_detections
-from r2sm_jax.evaluation.iou import Overlap, boundary_overlap, count_overlap
-from r2sm_jax.inference.prediction import Candidate
+from r2sm_jax.evaluation.iou import boundary_overlap
 from r2sm_jax.query import MaskType, Query
 
 
 class Pair(NamedTuple):
-    """Two things of one kind: of or with the modal mask, and of or with the amodal one."""
+    """One mask of each type, RLEs."""
 
-    modal: Any
-    amodal: Any
+    modal: RLE
+    amodal: RLE
 
-    def of_type(self, mask_type: MaskType) -> Any:
+    def of_type(self, mask_type: MaskType) -> RLE:
         """Returns the one of a mask type."""
         return self.amodal if mask_type == "amodal" else self.modal
 
@@ -43,8 +46,8 @@ class QueryTruth(NamedTuple):
     """Index of the image in its source."""
     image_id: int
     masks: Pair
-    """Unions of the instances, RLEs. The amodal one has the visible part of those whose complete
-    shape is not annotated."""
+    """Unions of the instances. The amodal one has the visible part of those whose complete shape
+    is not annotated."""
     instances: tuple[Instance, ...]
     """The targets, with RLEs as masks, without those that are regions to ignore."""
     ignored: RLE | None
@@ -76,7 +79,8 @@ class QueryTruth(NamedTuple):
         return ""
 
     def _is_ignored(self) -> bool:
-        # If such a query were scored, an empty answer would be right.
+        """Whether nothing of the target lies outside of regions to ignore, so that an empty answer
+        would be right."""
         if self.ignored is None or not self.instances:
             return not self.instances
         in_ignored = masks.intersect(self.requested, self.ignored)
@@ -110,103 +114,96 @@ def truths_of_image(truth: ImageTruth, index: int) -> list[QueryTruth]:
 # The result of one query
 
 
+class Detection(NamedTuple):
+    """One instance that a system detects."""
+
+    mask: RLE
+    score: float
+    """Ranks it for average precision."""
+    is_present: bool = True
+    """Whether it is part of the answer; others are ranked only."""
+    occlude_rate: float | None = None
+    """Share of it that is hidden; None where the system does not tell."""
+
+
 class Answer(NamedTuple):
     """What a system says to one query."""
 
     mask: RLE
     both: Pair | None = None
-    """Its visible and its complete mask, RLEs; None where it gives one mask."""
+    """Its visible and its complete mask; None where it gives one mask."""
     mask_type: MaskType | None = None
     """The decision; None where the system makes none."""
     amodal_probability: float | None = None
     predicted_iou: float | None = None
-    candidates: Sequence[Candidate] = ()
-    """The instances that it detects."""
+    detections: Sequence[Detection] = ()
     presence: float | None = None
     """Probability that the query has a target."""
 
 
-@dataclass(frozen=True)
-class QueryResult:
-    """The counts of one query, from which every figure of a report follows.
-
-    Ignored regions count nowhere.
-    """
+class QueryResult(NamedTuple):
+    """The answer to one query beside the truth."""
 
     truth: QueryTruth
-    said: Answer = field(compare=False)
-    overlaps: Pair
-    """`Overlap`s of the answer with each true mask."""
-    overlaps_of_both: Pair | None
-    """The same of its visible and of its complete mask; None where it gives one mask."""
-    boundary: Overlap
-    """Boundaries of the answer and of the requested mask."""
-    detections: QueryDetections = field(compare=False)
-
-    @property
-    def query(self) -> Query:
-        """The query."""
-        return self.truth.query
-
-    @property
-    def mask_type(self) -> MaskType:
-        """The requested type."""
-        return self.truth.query.mask_type
-
-    @property
-    def has_hidden_part(self) -> bool:
-        """Whether a part of the target is hidden, as far as is known."""
-        # The true masks are nested, so equal areas are equal masks.
-        return self.truth.has_amodal and self.overlaps.amodal.truth > self.overlaps.modal.truth
-
-    @property
-    def overlap(self) -> Overlap:
-        """The answer against the requested mask."""
-        return self.overlaps.of_type(self.mask_type)
-
-    @property
-    def complete_overlap(self) -> Overlap | None:
-        """The predicted against the true complete shape, whatever was requested.
-
-        None where the shape is not annotated, or the system gives one mask for a modal query.
-        """
-        if not self.truth.has_amodal:
-            return None
-        if self.overlaps_of_both is not None:
-            return self.overlaps_of_both.amodal.amodal
-        return self.overlaps.amodal if self.mask_type == "amodal" else None
-
-    @property
-    def occluded_overlap(self) -> Overlap | None:
-        """The answer against the hidden part, both without the visible truth (as in C2F-Seg).
-
-        None unless the query asks for the complete shape of something that is partly hidden.
-        """
-        if self.mask_type == "modal" or not self.has_hidden_part:
-            return None
-        modal, amodal = self.overlaps
-        return count_overlap(
-            intersection=amodal.intersection - modal.intersection,
-            predicted=amodal.predicted - modal.intersection,
-            truth=amodal.truth - modal.truth,
-        )
+    said: Answer
+    row: tuple[Any, ...]
+    """What is counted, a row of the table (`ROW`)."""
 
 
 def score(said: Answer, truth: QueryTruth) -> QueryResult:
     """Scores the answer to one query."""
+    query = truth.query
     ignored = None if truth.ignored is None else masks.expand(truth.ignored)
-    return QueryResult(
-        truth=truth,
-        said=said,
-        overlaps=count_overlaps(said.mask, truth),
-        overlaps_of_both=said.both and Pair(*(count_overlaps(rle, truth) for rle in said.both)),
-        boundary=boundary_overlap(said.mask, truth.requested, ignored),
-        detections=find_detections(said.candidates, truth),
-    )
+    boundary = boundary_overlap(said.mask, truth.requested, ignored)
+    values = {
+        "query_id": query.id,
+        "image_id": truth.image_id,
+        "text": query.text,
+        "mask_type": query.mask_type,
+        "target": " ".join(map(str, sorted(set(query.instance_ids)))),
+        "task": str(query.kind.get("task") or ""),
+        "difficulty": {True: "hard", False: "easy"}.get(query.kind.get("hard", ""), ""),
+        "instances": {True: "several", False: "one"}.get(query.kind.get("multi", ""), ""),
+        "said": said.mask_type or "",
+        "amodal_probability": said.amodal_probability,
+        "predicted_iou": said.predicted_iou,
+        "presence": said.presence,
+        "seen": None,
+        **count_pixels(said, truth),
+        "boundary_intersection": boundary.intersection,
+        "boundary_union": boundary.union,
+        "detections": find_detections(said.detections, truth),
+    }
+    # numpy reads None as NaN.
+    return QueryResult(truth, said, tuple(values[name] for name in ROW.fields or ()))
 
 
-def find_detections(candidates: Sequence[Candidate], truth: QueryTruth) -> QueryDetections:
-    """Ranks the instances of a prediction, and compares them with the true ones."""
+def count_pixels(said: Answer, truth: QueryTruth) -> dict[str, Any]:
+    """Counts the pixels of the answer, of the system's masks, of the true masks, and of what they
+    share."""
+    predicted = [said.mask, *(said.both or ())]
+    true = list(truth.masks)
+    if truth.ignored is not None:
+        counted = masks.encode(~masks.expand(truth.ignored))
+        predicted = [masks.intersect(rle, counted) for rle in predicted]
+        true = [masks.intersect(rle, counted) for rle in true]
+    shared_masks = [masks.intersect(*pair) for pair in product(predicted, true)]
+    shared = np.array(masks.areas(shared_masks), float).reshape(-1, 2)
+    predicted_areas = np.array(masks.areas(predicted), float)
+    true_areas = np.array(masks.areas(true), float)
+    if not truth.has_amodal:
+        shared[:, 1] = true_areas[1] = np.nan
+    return {
+        "predicted": predicted_areas[0],
+        "shared": shared[0],
+        "truth": true_areas,
+        "both": predicted_areas[1:] if said.both else np.nan,
+        "both_shared": shared[1:] if said.both else np.nan,
+    }
+
+
+def find_detections(detections: Sequence[Detection], truth: QueryTruth) -> QueryDetections:
+    """Ranks the instances of an answer, and compares them with the true ones."""
     true_rates = []
     for instance in truth.instances:
         visible_area, complete_area = masks.areas([instance.modal, instance.complete])
@@ -214,26 +211,13 @@ def find_detections(candidates: Sequence[Candidate], truth: QueryTruth) -> Query
         true_rates.append(None if instance.amodal is None else rate)
     is_amodal = truth.query.mask_type == "amodal"
     return rank_detections(
-        [candidate.mask for candidate in candidates],
-        [candidate.score for candidate in candidates],
-        [candidate.is_present for candidate in candidates],
+        [one.mask for one in detections],
+        [one.score for one in detections],
+        [one.is_present for one in detections],
         [i.complete if is_amodal else i.modal for i in truth.instances],
         [] if truth.ignored is None else [truth.ignored],
-        occlude_rates=[candidate.occlude_rate for candidate in candidates],
+        occlude_rates=[one.occlude_rate for one in detections],
         true_occlude_rates=true_rates,
-    )
-
-
-def count_overlaps(mask: RLE, truth: QueryTruth) -> Pair:
-    """Counts the pixels of a predicted mask and of each true mask."""
-    modal, amodal = truth.masks
-    if truth.ignored is not None:
-        counted = masks.encode(~masks.expand(truth.ignored))
-        mask, modal, amodal = (masks.intersect(rle, counted) for rle in (mask, modal, amodal))
-    both = [masks.intersect(mask, modal), masks.intersect(mask, amodal)]
-    in_modal, in_amodal, area, modal_area, amodal_area = masks.areas([*both, mask, modal, amodal])
-    return Pair(
-        count_overlap(in_modal, area, modal_area), count_overlap(in_amodal, area, amodal_area)
     )
 
 
@@ -254,17 +238,26 @@ class EvalResults:
     """Indices of the images that the model was trained on; None where that is not known."""
 
     @property
+    def rows(self) -> Rows:
+        """The table of counts."""
+        rows = np.array([result.row for result in self.results], ROW)
+        if self.seen is not None:
+            rows["seen"] = [result.truth.index in self.seen for result in self.results]
+        return rows
+
+    @property
     def data_sha256(self) -> str:
-        """Hash of the queries, requested types and true masks, in the order of the query ids.
+        """Hash of the queries, requested types, true masks and ignored regions, in the order of the
+        query ids.
 
         It is the same for the same data, whatever file they come from and however their RLEs are
         spelt.
         """
         digest = hashlib.sha256()
-        for result in sorted(self.results, key=lambda result: result.query.id):
-            query = result.query
+        for truth in sorted((result.truth for result in self.results), key=lambda t: t.query.id):
+            query = truth.query
             parts = [f"{query.id} {query.mask_type} {query.text}"]
-            for rle in result.truth.masks:
+            for rle in (*truth.masks, *([truth.ignored] if truth.ignored else [])):
                 parts.append(masks.encode(masks.decode(rle))["counts"])
             digest.update("\0".join([*parts, ""]).encode())
         return digest.hexdigest()

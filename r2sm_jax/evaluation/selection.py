@@ -39,27 +39,28 @@ def segmenter_evaluation(
     graphdef, _ = nnx.split(abstract_model(config.model))
     untrained = Predictor(config.model, graphdef, nnx.State({}), texts)
     sentences = intent_sentences("calibration")
+    split = config.train.select_on
 
     def evaluate(weights: nnx.State, step: int, folder: Path) -> Evaluation:
         # They may be divided among devices and processes; predicting uses one device.
         weights = jax.device_put(weights, jax.local_devices()[0])
         predictor = untrained.updated(weights=weights)
-        calibration = calibrate(predictor, dev, sentences, fit_absence=fit_absence)
+        calibration = calibrate(predictor, dev, sentences, split, fit_absence=fit_absence)
         calibrated = predictor.updated(calibration=calibration)
-        results = evaluate_source(calibrated, dev, name="dev").results
-        rows = example_rows(dev, sample_queries(results, SHEET_ROWS))
+        results = evaluate_source(calibrated, dev, name=split)
+        rows = example_rows(results, sample_queries(results, SHEET_ROWS))
         save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
 
-        split = split_figures(results)
+        found = split_figures(results.rows)
         figures = {
-            "giou": split["all"]["giou"],
-            "modal": split["modal"]["giou"],
-            "amodal": split["amodal"]["giou"],
-            "occluded_iou": split["all"]["occluded_iou"],
-            "type_accuracy": split["mask_type"]["accuracy"],
+            "giou": found["all"]["giou"],
+            "modal": found["modal"]["giou"],
+            "amodal": found["amodal"]["giou"],
+            "occluded_iou": found["all"]["occluded_iou"],
+            "type_accuracy": found["mask_type"]["accuracy"],
         }
         shown = [f"{name} {value:.3f}" for name, value in figures.items() if value is not None]
-        print(f"step {step}  dev: {'  '.join(shown)}", flush=True)
+        print(f"step {step}  {split}: {'  '.join(shown)}", flush=True)
         return float(figures["giou"] or 0), figures, {"calibration": calibration._asdict()}
 
     return evaluate

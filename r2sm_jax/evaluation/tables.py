@@ -39,13 +39,13 @@ class Table(NamedTuple):
 # Columns: title -> path of the figure in a row
 
 Figures = Mapping[str, Any]
-Rows = Iterable[tuple[str, Figures]]
+NamedFigures = Iterable[tuple[str, Figures]]
 Columns = Mapping[str, str]
 
 IOUS = {"gIoU": "giou", "cIoU": "ciou"}
 OCCLUDED = {"occluded IoU": "occluded_iou"}
 KINDS = {"queries": "queries", **IOUS, **OCCLUDED}
-MASKS = {
+MASK_COLUMNS = {
     **KINDS,
     "occluded cIoU": "occluded_ciou",
     "complete IoU": "complete_iou",
@@ -103,7 +103,7 @@ COMPLETION = {
     "error of the predicted IoU": "iou_error",
     "AUC of what is hidden": "hidden_auc",
 }
-PROMPTS = {
+PROMPT_COLUMNS = {
     "objects": "objects",
     "modal IoU": "iou",
     "error of the predicted IoU": "iou_error",
@@ -133,7 +133,7 @@ def format_figure(value: Any, path: str = "") -> str:
     return f"{100 * value:.2f}"
 
 
-def make_table(title: str, rows: Rows, columns: Columns) -> Table:
+def make_table(title: str, rows: NamedFigures, columns: Columns) -> Table:
     """Fills a table. A figure has its interval in brackets where its row has one."""
     texts = []
     for name, figures in rows:
@@ -194,7 +194,7 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
     pooled = [] if presence["auc"] is None else [("all, val and val_absent", presence)]
     other_decisions = "The same masks with another decision, and true masks of one type for all"
     tables = [
-        make_table("Masks", by_type(splits), MASKS),
+        make_table("Masks", by_type(splits), MASK_COLUMNS),
         make_table("Instances", by_type(splits), INSTANCES),
         make_table("Mask type", decided(report).items(), DECISIONS),
         make_table("Decision and masks together", splits.items(), JOINT),
@@ -202,7 +202,7 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
         make_table("Does presence tell what is there from what is not?", pooled, KNOWN),
         make_table(f"{other_decisions} (gIoU / cIoU)", splits.items(), references),
         make_table("Completion of true visible masks", by_group(splits, "completion"), COMPLETION),
-        make_table("Visible masks by prompt", by_group(splits, "prompts"), PROMPTS),
+        make_table("Visible masks by prompt", by_group(splits, "prompts"), PROMPT_COLUMNS),
     ]
     if not brief:
         variants = by_group(splits, "variants")
@@ -217,7 +217,7 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _paper_table(key: str, report: Figures, rows: Rows, columns: Columns) -> Table:
+def _paper_table(key: str, report: Figures, rows: NamedFigures, columns: Columns) -> Table:
     """Makes a table of the paper, with its own figures below where the data are its own."""
     table = make_table(f"R2SM, {key.replace('_', ' ').title()}", rows, columns)
     texts = list(table.rows)

@@ -210,7 +210,8 @@ class Prediction:
         return values
 
     def to_coco(self) -> list[dict[str, Any]]:
-        """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances.
+        """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances, then
+        the candidates that are not present, where they are filled in.
 
         The score of a fused mask is its predicted IoU, or else the highest confidence of its
         instances, which are ranked by it.
@@ -222,6 +223,7 @@ class Prediction:
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
             fused["amodal_probability"] = self.amodal_probability
+        fused |= {"modal": self.rle("modal"), "amodal": self.rle("amodal")}
         fused["presence"] = self.presence
         if self.hidden_probability is not None:
             fused["hidden_probability"] = self.hidden_probability
@@ -232,6 +234,10 @@ class Prediction:
             entry = {"segmentation": masks.encode(instance.mask), "score": instance.confidence}
             entry["occlude_rate"] = masks.occlude_rate(instance.modal, instance.amodal)
             entries.append(entry)
+        for candidate in self.candidates:
+            if not candidate.is_present:
+                entry = {"segmentation": candidate.mask, "score": candidate.score}
+                entries.append(entry | {"occlude_rate": candidate.occlude_rate, "present": False})
         return entries
 
     def to_instances(self) -> list[Instance[RLE]]:

@@ -75,7 +75,7 @@ def fit(
 
     def evaluate(step: int, weights: nnx.State) -> tuple[float, Mapping[str, Any]]:
         score, figures, stored = run_on_main(partial(task.evaluate, weights, step, folder))
-        logs.record(step, numbers(figures))
+        logs.record(step, numbers(config.train.select_on, figures))
         return score, stored
 
     if keeps_start and first == 1:
@@ -126,9 +126,9 @@ def device_batches(batches: Iterator[tuple[Any, Any]], mesh: Mesh) -> Iterator[t
             yield waiting.popleft()
 
 
-def numbers(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the figures that are defined, as "dev/NAME" or "dev/KIND/NAME"."""
-    flat = flatten_dict({"dev": dict(figures)}, sep="/")
+def numbers(split: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a split that are defined, as "dev/NAME" or "dev/KIND/NAME"."""
+    flat = flatten_dict({split: dict(figures)}, sep="/")
     return {str(name): value for name, value in flat.items() if value is not None}
 
 
