@@ -17,8 +17,8 @@ from r2sm_jax.data import masks
 from r2sm_jax.evaluation.instances import (
     QueryDetections,
     instance_figures,
-    muse,
     occlusion_figures,
+    positive_micro_f1,
     rank_detections,
 )
 
@@ -168,34 +168,21 @@ def test_more_than_a_hundred_detections():
     assert figures["detections"] == (100 + 5) / 2
 
 
-def test_muse_pairs_instances_and_counts_what_is_left_over():
-    left, right, half = box(0, 0, 20, 20), box(40, 0, 20, 20), box(40, 0, 20, 10)
-    too_many = box(80, 80, 10, 10)
-    one = rank_detections([half, left, too_many], [0.9, 0.8, 0.1], [True] * 3, [left, right])
-    detected = muse([one, rank_detections([], [], [], [left]), rank_detections([], [], [], [])])
-    assert detected["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
-    assert detected["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
-    assert muse([]) == {"giou": None, "ciou": None}
-
-
-def test_muse_counts_no_ignored_region_and_nothing_that_lies_in_one():
+def test_what_lies_in_an_ignored_region_is_no_detection_and_what_is_within_one_counts():
     left, region, inside = box(0, 0, 20, 20), box(60, 60, 40, 40), box(70, 70, 10, 10)
     for detected in ([left], [left, inside]):
         scores = [0.9] * len(detected)
         detections = rank_detections(detected, scores, [True] * len(detected), [left], [region])
-        assert muse([detections]) == {"giou": 1.0, "ciou": 1.0}
+        assert positive_micro_f1([detections]) == 1
     # An instance within the region still counts.
-    counts = rank_detections([inside], [0.9], [True], [inside], [region])
-    assert muse([counts, rank_detections([left], [0.9], [True], [], [region])]) == {
-        "giou": 0.5,
-        "ciou": pytest.approx(100 / 500),
-    }
+    counts = rank_detections([inside, left], [0.9, 0.8], [True] * 2, [inside], [region])
+    assert positive_micro_f1([counts]) == pytest.approx(2 / 3)
 
 
 def test_absent_slots_count_for_average_precision_only():
     left, right = box(0, 0, 20, 20), box(40, 0, 20, 20)
     slots = rank_detections([left, right, right], [0.9, 0.2, 0.1], [True, False, False], [left])
-    assert muse([slots]) == {"giou": 1.0, "ciou": 1.0}
+    assert positive_micro_f1([slots]) == 1
     assert instance_figures([slots])["detections"] == 3
 
 

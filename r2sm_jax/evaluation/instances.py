@@ -212,35 +212,6 @@ def drop_ignored(
     return iou[~in_crowd], areas, query.truth_areas[~query.is_crowd]
 
 
-def muse(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
-    """PixelLM's instance-aware gIoU and cIoU (its `ar_validate`, for MUSE).
-
-    Detections and instances of a query are paired for the greatest sum of IoUs; the rest is paired
-    with empty masks. A query's IoU is the mean over its pairs, and 1 without pairs. Only detections
-    that are present count, as in the files that a system writes. Ignored regions are no instances;
-    a detection that has no instance and lies in one of them by more than half is left out.
-    """
-    means = []
-    total_intersection = 0.0
-    total_union = 0.0
-    for query in queries:
-        iou, areas, truth_areas = drop_ignored(query)
-        rows, columns = linear_sum_assignment(-iou)
-        paired_iou = iou[rows, columns]
-        num_pairs = max(iou.shape)
-        means.append(paired_iou.sum() / num_pairs if num_pairs else 1.0)
-
-        # I = IoU (A + B) / (1 + IoU), a whole number of pixels.
-        paired_areas = areas[rows] + truth_areas[columns]
-        intersection = np.round(paired_iou * paired_areas / (1 + paired_iou)).sum()
-        total_intersection += intersection
-        total_union += areas.sum() + truth_areas.sum() - intersection
-    return {
-        "giou": float(np.mean(means)) if means else None,
-        "ciou": total_intersection / total_union if total_union else None,
-    }
-
-
 def positive_micro_f1(queries: Sequence[QueryDetections]) -> float | None:
     """F1 of the instances of queries that have a target, as the mean over the IoU thresholds.
 

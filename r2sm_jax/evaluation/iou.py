@@ -166,7 +166,7 @@ VARIANTS: dict[str, Callable[[Shaped[np.ndarray, "n 4"]], Scores]] = {
     "segzero": segzero,
     "mmr": mmr,
 }
-"""Definitions by name. PixelLM's `muse` needs a query's instances, see instances.py."""
+"""Definitions by name."""
 
 
 def mean_ratio(values: Float[np.ndarray, " n"]) -> Ratio:

@@ -33,7 +33,6 @@ from r2sm_jax.evaluation.decisions import (
 from r2sm_jax.evaluation.instances import (
     cgf1_figures,
     instance_figures,
-    muse,
     occlusion_figures,
 )
 from r2sm_jax.evaluation.iou import (
@@ -70,7 +69,6 @@ def split_figures(rows: Rows) -> dict[str, Any]:
     """Computes all figures of one split from the rows of all of its queries."""
     overlaps = overlap(rows)
     detections = rows["detections"].tolist()
-    variants = {name: variant(overlaps) for name, variant in VARIANTS.items()}
     decisions = decision_figures(
         rows["text"], rows["mask_type"], rows["said"], rows["amodal_probability"], rows["image_id"]
     )
@@ -81,7 +79,7 @@ def split_figures(rows: Rows) -> dict[str, Any]:
         "cgf1": cgf1_figures(detections, decisions["mcc"]),
         "predicted_iou": predicted_iou_figures(rows),
         "references": reference_figures(rows),
-        "variants": variants | {"muse": muse(detections)},
+        "variants": {name: variant(overlaps) for name, variant in VARIANTS.items()},
         "breakdowns": breakdowns(rows),
     }
 
