@@ -15,7 +15,7 @@ from r2sm_jax.evaluation.calibration import (
     Measured,
     best_shift,
     calibrate,
-    fit_iou,
+    fit_kind,
     fit_masks,
     fit_presence,
     fit_temperature,
@@ -51,9 +51,9 @@ def test_the_scale_and_shift_that_predicted_ious_are_wrong_by_are_found():
     rng = np.random.default_rng(0)
     true = rng.uniform(0.05, 0.95, 500)
     logits = np.log(true / (1 - true))
-    scale, shift = fit_iou(1 / (1 + np.exp(-(logits + 1.2) / 0.7)), true)
-    assert (scale, shift) == (pytest.approx(0.7, abs=0.02), pytest.approx(-1.2, abs=0.02))
-    assert fit_iou(true[: MIN_VALUES - 1], true[: MIN_VALUES - 1]) == (1, 0)
+    kind = fit_kind(1 / (1 + np.exp(-(logits + 1.2) / 0.7)), true)
+    assert kind.iou_scale == pytest.approx(0.7, abs=0.02)
+    assert kind.iou_shift == pytest.approx(-1.2, abs=0.02)
 
 
 def test_so_many_of_what_is_there_are_missed_as_is_allowed():

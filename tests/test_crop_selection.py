@@ -7,13 +7,13 @@ import pytest
 from scipy.special import expit, logit
 
 from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.evaluation.calibration import fit_kind
 from r2sm_jax.evaluation.completion import ObjectScore
 from r2sm_jax.evaluation.crop_selection import (
     MeasuredObject,
     fit_completer,
     fit_completions,
     fit_hidden,
-    fit_kind,
 )
 from r2sm_jax.inference.crop_models import (
     OUTSIDE_LOGIT,

@@ -3,16 +3,17 @@ target, and of which answers are called unsure.
 
 The weights do not change. The temperature of the mask type is fitted on sentences that nothing is
 trained on; all else on the split that selects checkpoints. Masks whose presence falls below its
-threshold become empty.
+threshold become empty. crop_selection.py calibrates completer and outliner with `fit_kind`, too.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize, minimize_scalar
-from scipy.special import expit, logit
+from scipy.special import logit
 
 from r2sm_jax.config import LEARNED_HEADS, UNSURE_BELOW
 from r2sm_jax.data import masks
@@ -20,6 +21,7 @@ from r2sm_jax.data.dataset import Source
 from r2sm_jax.evaluation.evaluator import answer_all
 from r2sm_jax.evaluation.iou import lisa_iou, overlaps_at_shifts
 from r2sm_jax.evaluation.scorer import QueryTruth
+from r2sm_jax.inference.crop_models import KindCalibration
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import Calibration
@@ -117,13 +119,13 @@ def fit_masks(answers: Sequence[Measured], threshold: float, *, fit_absence: boo
     iou[~is_answered] = ~has_target[~is_answered, None]
 
     index = best_shift(iou)
-    scale, shift = fit_iou(predicted[has_target], iou[has_target, index])
+    words = fit_kind(predicted[has_target], iou[has_target, index])
     # Also answers about things that are not there: they are wrong.
-    calibrated = calibrated_iou(predicted[is_answered], scale, shift)
+    calibrated = words.iou(predicted[is_answered])
     unsure_below = fit_unsure(calibrated, iou[is_answered, index])
     return Calibration(
-        iou_scale=scale,
-        iou_shift=shift,
+        iou_scale=words.iou_scale,
+        iou_shift=words.iou_shift,
         presence_bias=presence_bias,
         mask_shift=float(MASK_SHIFTS[index]),
         unsure_below=unsure_below,
@@ -145,24 +147,38 @@ def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " 
     return float(np.exp(optimum.x))
 
 
-def fit_iou(
-    predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"]
-) -> tuple[float, float]:
+def fit_kind(
+    predicted: Float[np.ndarray, " n"],
+    true: Float[np.ndarray, " n"],
+    agreement: Float[np.ndarray, " n"] | None = None,
+) -> KindCalibration:
     """Finds the scale and shift of the logits of predicted IoUs with which they are nearest to the
-    true ones, by the mean absolute error; (1, 0) where there are few."""
+    true ones, by the mean absolute error, and which answers are called unsure then.
+
+    `agreement`: that of the crops around clicks, whose logits get a scale as well. The defaults
+    where there are few answers.
+    """
     if len(true) < MIN_VALUES:
-        return 1.0, 0.0
+        return KindCalibration()
+    # Nelder-Mead's own first simplex would be 0.00025 wide along the shift, which starts at 0, and
+    # may stay there.
+    simplex = [(1.0, 0.0), (1.5, 0.0), (1.0, 0.5)]
+    if agreement is not None:
+        simplex = [(1.0, 0.0, 0.1), (1.5, 0.0, 0.1), (1.0, 0.5, 0.1), (1.0, 0.0, 1.0)]
+    said = [predicted] if agreement is None else [predicted, agreement]
 
-    # The scale is positive, so that the order of the predicted IoUs stays.
-    def error(scale_and_shift: np.ndarray) -> float:
-        scale, shift = scale_and_shift
-        return float(np.abs(calibrated_iou(predicted, abs(scale), shift) - true).mean())
+    # Scales are positive, so that the order of the predicted IoUs stays.
+    def make(values: np.ndarray) -> KindCalibration:
+        scale, shift, *scales = values.tolist()
+        return KindCalibration(abs(scale), shift, *map(abs, scales))
 
-    # The mean absolute error has kinks, which Nelder-Mead does not mind. Its own first simplex
-    # would be 0.00025 wide along the shift, which starts at 0, and may stay there.
-    simplex = {"initial_simplex": [(1.0, 0.0), (1.5, 0.0), (1.0, 0.5)]}
-    scale, shift = minimize(error, (1.0, 0.0), method="Nelder-Mead", options=simplex).x
-    return abs(float(scale)), float(shift)
+    def error(values: np.ndarray) -> float:
+        return float(np.abs(make(values).iou(*said) - true).mean())
+
+    # The mean absolute error has kinks, which Nelder-Mead does not mind.
+    options = {"initial_simplex": simplex, "maxiter": 2000}
+    kind = make(minimize(error, simplex[0], method="Nelder-Mead", options=options).x)
+    return replace(kind, unsure_below=fit_unsure(kind.iou(*said), true))
 
 
 def best_shift(iou: Float[np.ndarray, "n s"]) -> int:
@@ -182,13 +198,6 @@ def fit_presence(logits: Float[np.ndarray, " n"], threshold: float) -> float:
     if len(logits) < MIN_VALUES:
         return 0.0
     return float(threshold - np.quantile(logits, MISSED_SHARE))
-
-
-def calibrated_iou(
-    predicted: Float[np.ndarray, " n"], scale: float, shift: float
-) -> Float[np.ndarray, " n"]:
-    """Applies to predicted IoUs the scale and shift of their logits, as the model computes them."""
-    return expit(scale * logit(np.clip(predicted, 0.001, 0.999)) + shift)
 
 
 def fit_unsure(predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"]) -> float:

@@ -20,7 +20,7 @@ from r2sm_jax.config import Config
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.calibration import MIN_VALUES, fit_iou, fit_unsure
+from r2sm_jax.evaluation.calibration import MIN_VALUES, fit_kind
 from r2sm_jax.evaluation.completion import (
     REFERENCE_METHODS,
     FiguresByName,
@@ -51,34 +51,6 @@ THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 """Logits of the completer among which the one with the highest IoU on `dev` is chosen."""
 KEPT_BELOW = np.arange(0, 20) / 20
 """Probabilities of a hidden part among which the one below which masks are kept is chosen so."""
-
-
-def fit_kind(
-    predicted: Float[np.ndarray, " n"],
-    true: Float[np.ndarray, " n"],
-    agreement: Float[np.ndarray, " n"] | None = None,
-) -> KindCalibration:
-    """Fits the predicted IoU of one kind of answers of an outliner or a completer, as `fit_iou`,
-    and which of them are called unsure. `agreement`: that of the crops around clicks, which counts
-    as well where it is given."""
-    if agreement is None:
-        scale, shift = fit_iou(predicted, true)
-        kind = KindCalibration(scale, shift)
-        return replace(kind, unsure_below=fit_unsure(kind.iou(predicted), true))
-    if len(true) < MIN_VALUES:
-        return KindCalibration()
-
-    def make(values: np.ndarray) -> KindCalibration:
-        scale, shift, agreement_scale = values.tolist()
-        return KindCalibration(abs(scale), shift, abs(agreement_scale))
-
-    def error(values: np.ndarray) -> float:
-        return float(np.abs(make(values).iou(predicted, agreement) - true).mean())
-
-    simplex = [(1.0, 0.0, 0.1), (1.5, 0.0, 0.1), (1.0, 0.5, 0.1), (1.0, 0.0, 1.0)]
-    options = {"initial_simplex": simplex, "maxiter": 2000}
-    kind = make(minimize(error, simplex[0], method="Nelder-Mead", options=options).x)
-    return replace(kind, unsure_below=fit_unsure(kind.iou(predicted, agreement), true))
 
 
 def fit_hidden(
