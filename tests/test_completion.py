@@ -1,8 +1,10 @@
 """Scores of completion, beside rules that learn nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from stub_predictor import StubCompleter
+from stub_predictor import StubCompleter, StubOutliner
 
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.completion import (
@@ -10,10 +12,12 @@ from r2sm_jax.evaluation.completion import (
     convex_hull,
     hulls_inside_others,
     methods_of,
+    prompt_figures,
     score_completion,
     score_object,
     summarize,
 )
+from r2sm_jax.query import Query
 
 
 def rectangle(height, width, x0, y0, x1, y1):
@@ -80,6 +84,27 @@ def test_a_completer_is_told_all_other_masks_or_gets_a_mask_alone(image):
     # The predicted IoU, 0.9, of a mask that is right.
     figures = summarize([score_object(mask, mask, answer)])
     assert figures["iou_error"] == pytest.approx(0.1) and figures["hidden_auc"] is None
+
+
+def test_visible_masks_are_scored_by_kind_of_prompt_and_no_kind_repeats_another(image):
+    cup, cat = rectangle(60, 80, 10, 10, 50, 40), rectangle(60, 80, 55, 45, 75, 55)
+    instances = Instance(1, "cup", cup, cup), Instance(2, "cat", cat, None)
+    queries = Query(1, "the cup", "modal", (1,)), Query(2, "both", "modal", (1, 2))
+    sample = Sample(1, "a.png", image, instances, queries)
+    asked = []
+
+    def find(image, texts):
+        asked.extend(texts)
+        return [cup] * len(texts)
+
+    figures = prompt_figures(StubOutliner(), [sample], find)
+    assert asked == ["the cup"]
+    assert figures["box"] == {"objects": 2, "iou": 1, "iou_error": 1 - StubOutliner.predicted_iou}
+    assert figures["sentence"] == {"objects": 1, "iou": 1}
+    alone = prompt_figures(StubOutliner(), [replace(sample, instances=instances[:1], queries=())])
+    of_named = figures["click, of objects with a sentence"]
+    assert of_named == {"objects": 1, "iou": alone["click"]["iou"]}
+    assert list(figures) == ["box", "click", "click, of objects with a sentence", "sentence"]
 
 
 def test_the_order_of_hidden_and_other_objects_is_scored():

@@ -4,7 +4,9 @@ And hotcoco's, which reimplements pycocotools in Rust, so that our figures stand
 """
 
 import contextlib
+import inspect
 import io
+import re
 
 import hotcoco
 import numpy as np
@@ -14,6 +16,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from r2sm_jax.data import masks
+from r2sm_jax.evaluation import instances
 from r2sm_jax.evaluation.instances import (
     QueryDetections,
     instance_figures,
@@ -242,3 +245,9 @@ def test_ap_by_occlusion_by_hand():
     assert figures(0.2)["ap_occluded_25"] == pytest.approx(1)
     # A system that does not tell how much is hidden has no such figure.
     assert set(figures(None).values()) == {None}
+
+
+def test_nothing_private_of_pycocotools_is_used():
+    """Its next version may do without."""
+    source = inspect.getsource(instances)
+    assert re.findall(r"(?:evaluation|self)\._(?!_)\w+", source) == []

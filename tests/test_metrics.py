@@ -6,7 +6,7 @@ import pytest
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.evaluation.counts import ROW, occluded_overlap, overlap as overlap_of_rows
-from r2sm_jax.evaluation.decisions import mask_type_scores
+from r2sm_jax.evaluation.decisions import area_under_curve, mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, overlap
 from r2sm_jax.evaluation.report import leak, pair_figures, presence_figures, split_figures
@@ -280,6 +280,12 @@ def test_the_predicted_iou_of_an_oracle_has_no_error():
     assert figures["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)
     assert [(p["queries"], p["confidence"]) for p in figures["curve"]] == [(3, 1.0)]
     assert split_figures(rows_of(*not_counted))["predicted_iou"] == {"error": None, "curve": []}
+
+
+def test_the_area_under_the_curve_of_many_values_needs_no_table_of_pairs():
+    values = np.arange(50_000.0)
+    assert area_under_curve(values, values) == 0.5
+    assert area_under_curve(values + 0.5, values) == pytest.approx(0.5 + 0.5 / len(values))
 
 
 def test_presence_figures_by_hand():
