@@ -58,11 +58,12 @@ def read_sentences(path: Path) -> list[str]:
     Raises InputError, which names the line, if one is no sentence, and for an empty file.
     """
     lines = list(read_query_lines(path))
-    if path.suffix in (".tsv", ".csv"):
+    suffix = path.suffix.lower()
+    if suffix in (".tsv", ".csv"):
         rows = [line for _, line in lines if not line.startswith("#")]
         # As `evaluate --sentences` reads labelled sentences: no quotes around what tabs separate.
         tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-        table = csv.DictReader(rows, **(tabs if path.suffix == ".tsv" else {}))
+        table = csv.DictReader(rows, **(tabs if suffix == ".tsv" else {}))
         if "text" not in (table.fieldnames or ()):
             raise InputError(f"{path}: it has no column `text`; give one sentence a line as .txt")
         lines = [(f"{path}: row {n}", row["text"] or "") for n, row in enumerate(table, start=1)]

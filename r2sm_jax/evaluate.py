@@ -102,7 +102,7 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     open_split = open_dataset if args.samples else open_scored
     sources = {
         name: open_split(data, name, image_size=size, count=count)
-        for name in split_names(data.source, split)
+        for name in split_names(data.source, split, data.images)
     }
     is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(trained.source))
     trained_on = data.source if is_own else trained.source
@@ -119,7 +119,7 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     assert args.predictions is not None
     if args.data is None:
         raise InputError("--predictions are for some data; give it as --data json:FILE")
-    splits = split_names(args.data, args.split or "all")
+    splits = split_names(args.data, args.split or "all", args.images)
     if len(splits) > 1:
         raise InputError(
             f"--predictions are for one split; give one --split of {', '.join(splits)}"

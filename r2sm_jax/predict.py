@@ -108,13 +108,14 @@ def predict_many(args: PredictConfig) -> None:
 
     result = predict_images(
         load(args.run, matmul_precision=args.matmul_precision).predictor,
-        tasks[number - 1 :: of],
+        tasks,
         out,
         file,
         mask_type=args.mask_type,
         overwrite=args.overwrite,
         overlays=args.overlays,
         coco=coco,
+        shard=(number, of),
     )
     for _, reason in sorted(result.failed.items()):
         print(f"not answered: {reason}", file=sys.stderr)

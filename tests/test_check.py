@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from codecs import BOM_UTF8
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.validation import problems
-from r2sm_jax.tools.check import find_leaks, find_unusable
+from r2sm_jax.tools.check import find_unusable
 
 HEIGHT, WIDTH = 12, 16
 LISTS = ["images", "annotations", "categories", "queries"]
@@ -254,26 +255,26 @@ def test_one_meaning_of_ignore_and_iscrowd(flags, ignored, tmp_path):
 
 
 def test_leaks(tmp_path, command):
-    file = save(tmp_path / "a", good(), seed=0)
-    one = read_json(file)
-    other_pixels = read_json(save(tmp_path / "b", good(), seed=1))
-    same_pixels = read_json(save(tmp_path / "c", good(), seed=0))
-    assert list(find_leaks(one, other_pixels)) == []
-    assert [leak.split()[0] for leak in find_leaks(one, same_pixels)] == ["1.png", "2.png"]
-
-    end = command(main, "check", file, "--against", tmp_path / "c" / "data.json")
-    assert end.code == 2 and "1.png is in" in end.err and "2 problems" in end.err
-    assert command(main, "check", file, "--against", tmp_path / "b" / "data.json").code == 0
+    """By pixels, of dataset files and of COCO files without queries."""
+    of_masks = good()
+    del of_masks["queries"]
+    save(tmp_path / "b", good(), seed=1)
+    for name, records in (("a", good()), ("c", of_masks)):
+        file = save(tmp_path / name, records, seed=0)
+        end = command(main, "check", file, "--against", file)
+        assert end.code == 2 and "1.png is in" in end.err and "2 problems" in end.err
+        other = tmp_path / "b" / "data.json"
+        assert command(main, "check", file, "--against", other).code == 0
 
 
 def test_pictures_of_another_split(tmp_path, command):
-    """By name. Other files of the folder are no splits."""
+    """By name. Other files of the folder are no splits; a mark before the text is none of it."""
     save(tmp_path, good()).rename(tmp_path / "train.json")
-    (tmp_path / "notes.json").write_text(json.dumps(good()))
-    path = tmp_path / "val.json"
-    path.write_text(json.dumps(good()))
-    end = command(main, "check", path)
-    assert end.code == 0 and "pictures are in both (1.png" in end.err and "notes" not in end.err
+    (tmp_path / "notes.json").write_text("[]")
+    (tmp_path / "val.json").write_bytes(BOM_UTF8 + json.dumps(good()).encode())
+    for name in ("train", "val"):
+        end = command(main, "check", tmp_path / f"{name}.json")
+        assert end.code == 0 and "pictures are in both (1.png" in end.err and "notes" not in end.err
 
 
 def test_an_image_that_exif_turns(tmp_path, command):

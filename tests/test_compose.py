@@ -288,7 +288,10 @@ def test_records_that_cannot_be_used_are_left_out_and_listed(file, tmp_path, cap
     (tmp_path / "a.json").write_text(json.dumps(records))
     photos = Photos(tmp_path / "a.json", file.parent / "images")
     assert len(photos.read_masks(0)[0]) == 2
-    assert "annotation 1: the polygon's coordinates are shares" in capsys.readouterr().err
+    assert (
+        "annotation 1: its segmentation cannot be read (the polygon's coordinates are"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("field", ["inmodal_seg", "i_segmentation", "visible_segm", "visible_mask"])

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from listed_source import ListedSource
 from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from sample_records import to_records
 
-from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample, read_json, write_records
+from r2sm_jax.data import dataset, masks
+from r2sm_jax.data.dataset import ImageTruth, Instance, Sample, read_json, write_records
 from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.query import Query
@@ -99,6 +101,38 @@ def test_coco_tools_can_open_it(tmp_path, capsys):
     assert annotation["bbox"] == [3, 2, 10, 6] and annotation["area"] == 60
     assert annotation["occlude_rate"] == pytest.approx(1 / 3)
     assert "answer" in json.loads((tmp_path / "data.json").read_text())["queries"][0]
+
+
+def test_coco_leaves_ignored_regions_out(tmp_path, capsys):
+    """pycocotools reads them as crowds with a mask: what lies in one costs nothing."""
+    path = write(tmp_path)
+    records = json.loads(path.read_text())
+    region = np.zeros((HEIGHT, WIDTH), bool)
+    region[9:, :] = True
+    ignored = Instance(8, "crowd", masks.encode(region), None, ignore=True)
+    truth = ImageTruth(1, "1.png", (HEIGHT, WIDTH), (ignored,), ())
+    (more,) = dataset.to_records([truth])["annotations"]
+    records["annotations"].append(more | {"category_id": records["annotations"][0]["category_id"]})
+    write_records(path, records, overwrite=True)
+
+    coco = COCO(path)
+    assert {a["id"] for a in coco.loadAnns(coco.getAnnIds(iscrowd=True))} == {3, 8}
+    np.testing.assert_array_equal(coco.annToMask(coco.anns[8]), region)
+    (mug,) = [a for a in records["annotations"] if a["id"] == 7]
+    found = {"image_id": 1, "category_id": mug["category_id"]}
+    results = [
+        found | {"segmentation": mug["segmentation"], "score": 0.5},
+        found | {"segmentation": more["segmentation"], "score": 0.9},  # surer, and in the region
+    ]
+    evaluation = COCOeval(coco, coco.loadRes(results), "segm")
+    evaluation.params.catIds = [mug["category_id"]]
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    capsys.readouterr()
+    assert evaluation.stats[[0, 8]] == pytest.approx([1, 1])  # AP and AR
+    again = read_json(path).truth_at(0).instances
+    assert [i.amodal is None for i in again if i.ignore] == [False, True]
 
 
 def test_images_beside_in_images_and_elsewhere(tmp_path):

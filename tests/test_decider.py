@@ -283,7 +283,7 @@ def test_the_command_prints_lines_or_json(main, exported, command, tmp_path):
     ("name", "content"),
     [
         ("s.tsv", '# made by hand\nmask_type\ttext\nmodal\ta "red" mug\namodal\ta cup, whole\n'),
-        ("s.csv", 'text,mask_type\n"a ""red"" mug",modal\n"a cup, whole",amodal\n'),
+        ("S.CSV", 'text,mask_type\n"a ""red"" mug",modal\n"a cup, whole",amodal\n'),
     ],
 )
 def test_of_a_table_the_column_text_is_read(name, content, main, exported, command, tmp_path):

@@ -160,6 +160,17 @@ def test_the_objects_of_all_answers_as_coco_instances(stub, dataset, tmp_path, c
     assert coco.anns[1]["score"] > 0 and "presence" in coco.anns[1]
     assert "source_id" not in coco.anns[1]
 
+    joined: dict[str, dict] = {"images": {}, "annotations": {}, "categories": {}}
+    for number in (1, 2):
+        part = tmp_path / f"{number}.json"
+        assert command(main, *arguments, part, "--shard", f"{number}/2").code == 0
+        for key, records in joined.items():
+            new = {record["id"]: record for record in json.loads(part.read_text())[key]}
+            assert key == "categories" or not new.keys() & records.keys()
+            records |= new
+    assert joined["categories"] == coco.cats and joined["images"] == coco.imgs
+    assert len(joined["annotations"]) == len(coco.anns)
+
     end = command(main, *arguments, files[0])
     assert end.code == 2 and "a.json" in end.err
     end = command(main, "RUN", truth.image_path(0), "the mug", "--coco", tmp_path / "c.json")
@@ -352,6 +363,7 @@ def query_files(tmp_path_factory) -> Path:
     (folder / "q.txt").write_text("missing.png\tthe mug\n")
     (folder / "latin.txt").write_bytes("das gr\xfcne Auto".encode("latin-1"))
     (folder / "void.txt").write_text("\n \n")
+    (folder / "commas.txt").write_text("a.png,the mug\n")
     (folder / "table.csv").write_text("a.png,the mug\n")
     (folder / "odd.json").write_text("[1, 2")
     nothing = {"images": [], "annotations": [], "categories": [], "queries": []}
@@ -374,6 +386,7 @@ def query_files(tmp_path_factory) -> Path:
         (["FILES/bad", QUERY], "a.png"),
         (["PHOTOS/*.jpg", QUERY], "*.jpg"),
         (["PHOTOS", "--queries", "FILES/latin.txt"], "UTF-8"),
+        (["FILES/bad", "--queries", "FILES/commas.txt"], "commas.txt: line 1: a.png is an image"),
         (["PHOTOS", "--queries", "FILES/void.txt"], "no queries"),
         (["PHOTOS", "--queries", "FILES/table.csv"], "tab"),
         (["PHOTOS", "--queries", "FILES/q.txt"], "missing.png"),

@@ -283,6 +283,14 @@ def test_every_reason_to_leave_a_query_out(tmp_path, capsys, reason, text):
     assert re.search(rf"{reason}\W+1\W", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("thoughts", ["<think>{}</think>", "{}</think>", "<THINK>\n{}\n</THINK>"])
+def test_what_a_model_thinks_is_no_answer(tmp_path, thoughts):
+    text = thoughts.format(qa("Which thing is red?")) + qa("What would I sip a hot drink from?")
+    queries, reasons = parsed(tmp_path, text)
+    assert [query["text"] for query in queries] == ["What would I sip a hot drink from?"]
+    assert reasons == []
+
+
 def test_amodal_queries_need_a_known_amodal_mask(tmp_path):
     lamp = qa("What lights the room?", MODAL_ONLY, "floor lamp")
     assert parsed(tmp_path, lamp, custom_id="img1-modal")[0][0]["instance_ids"] == [MODAL_ONLY]

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +15,18 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.__main__ import main
-from r2sm_jax.data.coco import COCOOptions, read_coco, read_results
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.dataset import read_json, to_records, write
-from r2sm_jax.data.mask_folders import read_mask_folders
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.referring import (
+from r2sm_jax.data.readers.coco import COCOOptions, read_coco
+from r2sm_jax.data.readers.mask_folders import read_mask_folders
+from r2sm_jax.data.readers.referring import (
     draw_polygon,
     read_lisa_plus_plus,
     read_mmr,
     read_pickle,
     read_refcoco,
 )
+from r2sm_jax.errors import InputError
 
 FILES = Path(__file__).parent / "files" / "readers"
 SIZE = HEIGHT, WIDTH = 20, 30
@@ -210,7 +211,7 @@ def test_bad_records_are_left_out_and_counted(tmp_path):
     ]
     words += ["'id' is missing", "its id 7", "0 x 30 is no size", "image 8 is not in the file"]
     for bad, word in zip(collector.bad, words, strict=True):
-        assert word in bad and "c.json" in bad
+        assert word in bad.what and "c.json" in bad.where
     with pytest.raises(InputError, match=r"annotation 2.*9 of 12 records are bad; --max-bad 0.5"):
         collector.check(0.5)
 
@@ -222,12 +223,12 @@ def test_results_are_named_after_their_images(tmp_path):
     result = {"category_id": 3, "segmentation": masks.encode(FRONT), "score": 0.9}
     results = [result | {"image_id": key} for key in (1, "dog", 2, 1)]
     path = save(tmp_path / "r.json", [*results, result | {"image_id": 1, "score": 0.1}])
-    truths = list(read_results(path, tmp_path, min_score=0.5))
+    truths = list(read_coco(path, tmp_path, COCOOptions(min_score=0.5)))
     found = [(truth.image_id, truth.file_name, len(truth.instances)) for truth in truths]
     assert found == [(1, "1.png", 2), (3, "dog.png", 1), (2, "0002.png", 1)]
     photo(tmp_path / "b" / "dog.png")
     with pytest.raises(InputError, match=r"image 'dog': .*dog.png, .*dog.png has this name"):
-        list(read_results(path, tmp_path))
+        list(read_coco(path, tmp_path))
 
 
 def test_folders_of_visible_masks(tmp_path):
@@ -242,6 +243,108 @@ def test_folders_of_visible_masks(tmp_path):
     assert found == [("b.jpg", ["object", "red cup"]), ("b_9.jpg", ["object"])]
 
 
+def test_a_mask_that_two_images_may_have_is_told(tmp_path):
+    for name in ("b.jpg", "b_9.jpg"):
+        photo(tmp_path / "photos" / name)
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(FRONT).save(tmp_path / "masks" / "b_9_cup.png")
+    collector = Collector()
+    (truth,) = read_mask_folders(tmp_path / "photos", tmp_path / "masks", None, collector)
+    assert truth.file_name == "b_9.jpg"
+    assert any("may be of b, too" in found.what for found in collector.notes)
+
+
+def test_what_is_not_known_is_kept(place, command):
+    """Fields of annotations, attributes, images, classes and of the file itself."""
+    content = load("coco.json")
+    content |= {"licenses": [{"id": 1, "name": "CC0"}], "info": {"year": 2026}}
+    content["images"][0] |= {"license": 1, "date_captured": "2026-11-29"}
+    content["categories"][0] |= {"supercategory": "thing", "keypoints": ["neck"]}
+    content["categories"].append({"id": 90, "name": "unused"})
+    kept = {"keypoints": [3, 4, 2], "note": {"by": ["me"]}, "iou": 0.5, "is_checked": True}
+    attributes = {"colour": "green", "rotation": 0.5, "occluded": False, "tags": ["x"]}
+    content["annotations"][0] |= kept | {"attributes": attributes}
+    content["annotations"][1]["attributes"] = []  # which says nothing
+    save(place / "c.json", content)
+    words = "convert", "coco", "c.json", "--queries", 0, "--out", "out.json"
+    assert command(main, *words).code == 0
+    written = json.loads(Path("out.json").read_text())
+    assert written["licenses"] == content["licenses"] and written["info"]["year"] == 2026
+    assert written["images"] == content["images"]
+    assert written["categories"] == content["categories"]
+    assert written["annotations"][0].items() >= kept.items()
+    assert written["annotations"][0]["attributes"] == attributes
+    assert command(main, "check", "out.json").code == 0
+    # Only words are read.
+    assert read_json(Path("out.json"))[0].instances[0].attributes == {"colour": "green"}
+
+
+def test_classes_have_the_same_ids_in_all_files(place, command):
+    content = load("cocoa-cls.json")
+    content["categories"].append({"id": 3, "name": "cup"})
+    ids = []
+    for category_id in (44, 3):
+        for annotation in content["annotations"]:
+            annotation["category_id"] = category_id
+        save(place / "c.json", content)
+        words = "cocoa-cls", "c.json", "--queries", 0, "--out", "out.json", "--overwrite"
+        assert command(main, "convert", *words).code == 0
+        records = json.loads(Path("out.json").read_text())
+        ids.append({category["name"]: category["id"] for category in records["categories"]})
+    assert ids[0] == ids[1] == {"bottle": 44, "cup": 3}
+
+
+SHAPES = [{"label": "target", "points": [[2, 2], [12, 2], [12, 12], [2, 12]]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("reasonseg", {"text": "cup", "shapes": SHAPES}, r"got `str` - at `\$.text`"),
+        ("reasonseg", {"text": ["a cup", " "], "shapes": SHAPES}, "its question is empty"),
+        ("reasonseg", {"text": ["a cup"], "shapes": "cup"}, r"at `\$.shapes`"),
+        (
+            "reasonseg",
+            {"text": ["a cup"], "shapes": [SHAPES[0] | {"shape_type": "circle"}]},
+            "shape_type is 'circle'",
+        ),
+        ("lisa++", [load("lisa.json")[0] | {"ID": "12"}], r"got `str` - at `\$.ID`"),
+        ("mmr", [load("MMR_train.json")[0] | {"questions": "Cup?"}], r"at `\$.questions`"),
+        (
+            "refcoco --instances cocoa-cls.json",
+            [load("refs.json")[0] | {"sentences": [{"sent": "a cup"}, {"sent": 3}]}],
+            r"at `\$.sentences\[1\].sent`",
+        ),
+        (
+            "refcoco --instances cocoa-cls.json",
+            [load("refs.json")[0] | {"ann_id": 99}],
+            "annotation 99 of cocoa-cls.json: there is none in the image",
+        ),
+        ("r2sm --over cocoa-cls.json", [{"image_id": 7, "text": ["a"]}], r"at `\$.text`"),
+    ],
+)
+def test_a_record_of_questions_is_read_whole_or_not_at_all(name, content, reason, place, command):
+    """A text is no list, and nothing stays of a record that is left out."""
+    photo(place / "cup.jpg")
+    save(place / "cup.json", content)
+    over = "cocoa-cls", "cocoa-cls.json", "--queries", 0, "--out", "over.json"
+    assert command(main, "convert", *over).code == 0
+    words = name.replace("over cocoa-cls.json", "over over.json").split()
+    words[1:1] = ["cup.json"]
+    end = command(main, "convert", *words, "--out", "out.json", "--max-bad", 1)
+    assert re.search(reason, end.err), end.err
+    if Path("out.json").exists():
+        assert json.loads(Path("out.json").read_text())["queries"] == []
+
+
+def test_a_rectangle_of_labelme_is_no_line(place, command):
+    photo(place / "cup.jpg")
+    shape = {"label": "target", "shape_type": "rectangle", "points": [[2, 2], [11, 11]]}
+    save(place / "cup.json", {"text": ["a cup"], "shapes": [shape]})
+    assert command(main, "convert", "reasonseg", "cup.json", "--out", "out.json").code == 0
+    np.testing.assert_array_equal(read_json(Path("out.json"))[0].instances[0].modal, FRONT)
+
+
 def test_one_image_of_mmr_has_one_file(tmp_path):
     (image,) = load("MMR_train.json")
     photo(tmp_path / "train2017" / "5.jpg")
@@ -249,7 +352,7 @@ def test_one_image_of_mmr_has_one_file(tmp_path):
     path = save(tmp_path / "m.json", [image, image | {"file_name": "train2017/6.jpg"}])
     collector = Collector()
     (truth,) = read_mmr([path], tmp_path, collector)
-    assert len(truth.queries) == 4 and "image 5 is train2017/5.jpg" in collector.bad[0]
+    assert len(truth.queries) == 4 and "image 5 is train2017/5.jpg" in collector.bad[0].what
 
 
 def test_an_object_has_one_mask(tmp_path):
@@ -259,7 +362,7 @@ def test_an_object_has_one_mask(tmp_path):
     collector = Collector()
     path = save(tmp_path / "q.json", [question, other])
     (truth,) = read_lisa_plus_plus([path], tmp_path, collector)
-    assert len(truth.queries) == 1 and "object 1 had another mask before" in collector.bad[0]
+    assert len(truth.queries) == 1 and "object 1 had another mask before" in collector.bad[0].what
 
 
 def test_splits_of_refcoco(place):

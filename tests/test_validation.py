@@ -94,7 +94,7 @@ FAULTS = {
     r"segmentation is neither": ("annotations", 0, {"segmentation": "x"}),
     r"segmentation is neither an RLE nor": ("annotations", 0, {"segmentation": []}),
     r"segmentation is no RLE": ("annotations", 0, {"segmentation": {"counts": ""}}),
-    r"annotation 1: .*`\$\.attributes": ("annotations", 0, {"attributes": {"colour": 3}}),
+    r"annotation 1: .*`\$\.attributes": ("annotations", 0, {"attributes": "red"}),
     r"cannot be called 'hidden'": ("annotations", 0, {"attributes": {"hidden": "yes"}}),
     r"cannot be called 'a/b'": ("annotations", 0, {"attributes": {"a/b": "yes"}}),
     r"annotation 1: ignore is 'maybe'": ("annotations", 0, {"ignore": "maybe"}),

@@ -1,53 +1,76 @@
-"""Counts the records of annotation files, and those that cannot be used.
+"""What readers of annotation files find: records that cannot be used, and what else is odd.
 
-A reader is a generator that wraps each record in `Collector.record`. What a record lacks raises
-`KeyError` or `ValueError` there, and the record is left out and listed with its file and id.
+A reader is a generator that wraps each record in `Collector.record`. What is wrong with a record
+raises `KeyError` or `ValueError` there, and the record is left out and listed with its file and id.
+Who reads judges the list: `data check` refuses any bad record, others more than a share of them.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from r2sm_jax.errors import InputError
 
 MAX_LISTED = 20
-"""How many bad records, or places of one note, are listed."""
+"""How many bad records are listed."""
+
+
+class Finding(NamedTuple):
+    """Something that was found."""
+
+    where: str
+    """The file and the record."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
 
 
 @dataclass
 class Collector:
-    """Counts the records that a reader goes through."""
+    """Counts the records that a reader goes through, and collects what is found."""
 
     is_strict: bool = False
     """Whether the first bad record is an InputError, in place of being counted."""
     num_records: int = 0
-    bad: list[str] = field(default_factory=list)
-    """For each bad record its file, id and reason."""
-    notes: dict[str, list[str]] = field(default_factory=dict)
-    """What the user should know, each with the places that it holds for."""
-    category_ids: dict[str, int] = field(default_factory=dict)
-    """The ids that a COCO file gives its classes, by name."""
+    bad: list[Finding] = field(default_factory=list)
+    """Records that cannot be used, and why."""
+    notes: list[Finding] = field(default_factory=list)
+    """What the user should know."""
+    categories: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The records of classes by name."""
+    other: dict[str, Any] = field(default_factory=dict)
+    """What a file holds beside its lists, such as `licenses`."""
 
     @contextmanager
-    def record(self, where: str, is_new: bool = True) -> Iterator[None]:
-        """Counts a record, unless it was counted before, and leaves it out if it cannot be used."""
-        self.num_records += is_new
+    def record(self, where: str) -> Iterator[None]:
+        """Counts a record, and leaves it out if it cannot be used."""
+        self.num_records += 1
         try:
             yield
-        except (AttributeError, InputError, KeyError, TypeError, ValueError) as error:
+        except (InputError, KeyError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            sentence = f"{where}: {reason}"
+            found = Finding(where, reason)
             if self.is_strict:
-                raise InputError(sentence) from error
-            self.bad.append(sentence)
+                raise InputError(str(found)) from error
+            self.bad.append(found)
 
     def note(self, where: str, sentence: str) -> None:
         """Adds something that the user should know about a record."""
-        self.notes.setdefault(sentence, []).append(where)
+        self.notes.append(Finding(where, sentence))
+
+    def add_category(self, name: str, record: Mapping[str, Any]) -> None:
+        """Adds the record of a class. Its id stays if no other class of the files has it."""
+        ids = {known["id"] for known in self.categories.values()}
+        if name not in self.categories:
+            number = record["id"] if record["id"] not in ids else max(ids) + 1
+            self.categories[name] = {**record, "id": number, "name": name}
 
     def check(self, max_bad: float, limit: str = "--max-bad") -> None:
         """Raises InputError if more than this share of the records is bad. `limit`: its name."""
+        check_share(max_bad, limit)
         allowed = int(max_bad * self.num_records)
         if len(self.bad) > allowed:
             raise InputError(
@@ -60,6 +83,15 @@ class Collector:
         if self.bad:
             what = f"{len(self.bad)} of {self.num_records} records cannot be used and are left out"
             print(f"note: {what}", *self.bad[:MAX_LISTED], sep="\n  ", file=sys.stderr)
-        for sentence, places in self.notes.items():
-            more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-            print(f"note: {places[0]}: {sentence}{more}", file=sys.stderr)
+        places: dict[str, list[str]] = {}
+        for where, sentence in self.notes:
+            places.setdefault(sentence, []).append(where)
+        for sentence, of_sentence in places.items():
+            more = f" (and {len(of_sentence) - 1} more)" if len(of_sentence) > 1 else ""
+            print(f"note: {of_sentence[0]}: {sentence}{more}", file=sys.stderr)
+
+
+def check_share(max_bad: float, limit: str = "--max-bad") -> None:
+    """Raises InputError for what is no share of records that may be bad."""
+    if not 0 <= max_bad <= 1:
+        raise InputError(f"{limit} {max_bad}: this is not a share; give 0 to 1")

@@ -6,7 +6,7 @@ with those of other images. A file most of whose records contradict themselves i
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.validation import File
+from r2sm_jax.data.validation import Annotation, File
 from r2sm_jax.errors import InputError
 
 # The edges of a stated box may differ from those of the mask by the larger of the two, in pixels
@@ -42,6 +42,8 @@ SENTENCES = {
     "image",
     "hidden": "visible masks have the size of what occlude_rate says is hidden ({})",
     "inverted": "masks have all corners of their image ({}); are black and white inverted?",
+    "outside": "boxes end outside of their image ({}); give x, y, width and height in pixels, not "
+    "corners",
 }
 """What can be wrong with the masks of an object."""
 MEANS_NOTHING_ALONE = ("unseen", "hidden", "inverted")
@@ -75,15 +77,21 @@ class MaskComparison:
         # The objects that are wrong, each with a few words.
         self._wrong: dict[str, list[str]] = defaultdict(list)
 
+    def add_box(self, where: str, bbox: Sequence[float], size: tuple[int, int]) -> None:
+        """Compares a box `[x y width height]` that stands for a mask with the size of its image."""
+        x, y, width, height = bbox
+        tolerance = max(BOX_TOLERANCE_PIXELS, BOX_TOLERANCE * max(width, height))
+        is_outside = max(x + width - size[1], y + height - size[0]) > tolerance
+        self._count("outside", is_outside, f"{where}: bbox {list(bbox)}")
+
     def add(
-        self, where: str, modal: RLE, amodal: RLE | None, stated: Mapping[str, Any] | None = None
+        self, where: str, modal: RLE, amodal: RLE | None, stated: Annotation | None = None
     ) -> None:
         """Compares the masks of one object.
 
-        `stated` may hold its `bbox` and `area`, which are those of either mask, since tools differ
+        `stated` may have its `bbox` and `area`, which are those of either mask, since tools differ
         in that, and its `occlude_rate`. `where` names the object.
         """
-        stated = stated or {}
         height, width = modal["size"]
         whole = modal if amodal is None else amodal
         visible_area, area = masks.areas([modal, whole])
@@ -99,8 +107,10 @@ class MaskComparison:
             corners = masks.expand(whole)[[0, 0, -1, -1], [0, -1, 0, -1]]
             is_inverted = bool(corners.all())
         self._count("inverted", is_inverted, where)
+        if stated is None:
+            return
 
-        box = _parse_box(stated.get("bbox"))
+        box = _parse_box(stated.bbox)
         if box is not None:
             # An empty mask has no box.
             boxes = [
@@ -110,9 +120,9 @@ class MaskComparison:
             ]
             is_wrong = not any(_box_matches(box, of_mask) for of_mask in boxes)
             numbers = boxes[-1].astype(int).tolist() if boxes else "empty"
-            self._count("box", is_wrong, f"{where}: bbox {stated['bbox']}, mask {numbers}")
+            self._count("box", is_wrong, f"{where}: bbox {stated.bbox}, mask {numbers}")
 
-        number = stated.get("area")
+        number = stated.area
         # Tools that do not compute an area write 0, 1 or the box's.
         area_of_box = 1.0 if box is None else box[2] * box[3]
         if not isinstance(number, int | float) or not 1 < number < np.inf:
@@ -122,7 +132,7 @@ class MaskComparison:
             is_wrong = not any(1 / MAX_AREA_RATIO <= ratio <= MAX_AREA_RATIO for ratio in ratios)
             self._count("area", is_wrong, f"{where}: area {number}, mask {area}")
 
-        rate = stated.get("occlude_rate")
+        rate = stated.occlude_rate
         if isinstance(rate, int | float) and area and visible_area != area:
             shown = masks.areas([masks.intersect(modal, whole)])[0] / area
             is_hidden_share = abs(rate - (1 - shown)) <= RATE_TOLERANCE
@@ -190,13 +200,12 @@ def compare(file: File, most: int | None = None) -> Iterator[Contradiction]:
     for annotation in file.annotations[::stride]:
         size = sizes[annotation.image_id]
         try:
-            amodal, modal = annotation.rles(*size)
+            amodal, modal = annotation.rles(size)
         except ValueError:
             continue
         modal = modal or amodal
         if modal is not None:
-            stated = {"bbox": annotation.bbox, "area": annotation.area}
-            comparison.add(f"annotation {annotation.id}", modal, amodal, stated)
+            comparison.add(f"annotation {annotation.id}", modal, amodal, annotation)
     yield from comparison.contradictions()
 
 

@@ -57,7 +57,8 @@ class Instance(Generic[M]):
     attributes: Mapping[str, str] = field(default_factory=dict)
     ignore: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of its annotation that `write` keeps, such as COCOA's `isStuff`."""
+    """Other fields of its annotation, which `write` keeps, such as COCOA's `isStuff`. Under
+    "attributes" are those that are no words."""
 
     @property
     def complete(self) -> M:
@@ -101,6 +102,8 @@ class ImageTruth:
     """Height and width in pixels."""
     instances: tuple[Instance[Any], ...]
     queries: tuple[Query, ...]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of the image, which `write` keeps, such as `license`."""
 
 
 def truth_of_sample(sample: Sample) -> ImageTruth:
@@ -255,7 +258,7 @@ class Dataset:
         words: dict[str, set[str]] = defaultdict(set)
         for annotation in file.annotations:
             self._annotations[annotation.image_id].append(annotation)
-            for name, word in (annotation.attributes or {}).items():
+            for name, word in annotation.words.items():
                 words[name].add(word)
         for query in file.queries:
             self._queries[query.image_id].append(query)
@@ -304,14 +307,7 @@ class Dataset:
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
-        queries = []
-        for record in self._queries.get(self.images[index].id, ()):
-            kind = dict(record.kind or {})
-            if record.answer is not None:
-                kind["answer"] = record.answer
-            targets = tuple(record.instance_ids)
-            queries.append(Query(record.id, record.text, record.mask_type, targets, kind))
-        return tuple(queries)
+        return tuple(map(make_query, self._queries.get(self.images[index].id, ())))
 
     def truth_at(self, index: int) -> ImageTruth:
         """The annotations of image `index`; no image is opened.
@@ -338,30 +334,49 @@ class Dataset:
         return [fingerprint(path) if path else "" for path in paths]
 
     def _read_instance(self, index: int, annotation: Annotation) -> Instance[RLE]:
-        """The instance of an annotation of image `index`.
-
-        Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal
-        mask is the union of both.
-        """
-        size = self.size_at(index)
+        """The instance of an annotation of image `index`. Raises InputError for a damaged mask."""
         try:
-            amodal, modal = annotation.rles(*size)
+            rles = annotation.rles(self.size_at(index))
         except ValueError as error:
             raise InputError(f"{self.path}: annotation {annotation.id}: {error}") from error
-        if amodal is not None and modal is not None:
-            amodal = masks.merge([amodal, modal], *size)
-        # An object without a visible mask of its own is fully visible. It has either mask.
-        modal = modal or amodal
-        assert modal is not None
-        return Instance(
-            id=annotation.id,
-            category=self._names[annotation.category_id],
-            modal=modal,
-            amodal=amodal,
-            attributes=annotation.attributes or {},
-            ignore=annotation.is_ignored,
-            fields={"isStuff": annotation.isStuff} if annotation.isStuff else {},
-        )
+        category = self._names[annotation.category_id]
+        # Nothing else of an annotation is read in training.
+        fields = {"isStuff": annotation.isStuff} if annotation.isStuff else {}
+        return make_instance(annotation, rles, category, annotation.is_ignored(), fields)
+
+
+def make_instance(
+    annotation: Annotation,
+    rles: tuple[RLE | None, RLE | None],
+    category: str,
+    ignore: bool,
+    fields: Mapping[str, Any],
+) -> Instance[RLE]:
+    """The instance of an annotation with its complete and its visible mask, one of which may be
+    unknown.
+
+    Where the visible mask reaches outside the complete one, as annotators' fringes do, the amodal
+    mask is the union of both.
+    """
+    amodal, modal = rles
+    if amodal is not None and modal is not None:
+        amodal = masks.merge([amodal, modal], *modal["size"])
+    # An object without a visible mask of its own is fully visible. It has either mask.
+    modal = modal or amodal
+    assert modal is not None
+    # `to_records` writes an ignored region so, of which only what shows is known.
+    if ignore and rles[1] is None and annotation.occlude_rate is None:
+        amodal = None
+    return Instance(annotation.id, category, modal, amodal, annotation.words, ignore, fields)
+
+
+def make_query(record: QueryRecord) -> Query:
+    """The query of a record. Its answer becomes a part of its kind."""
+    kind = dict(record.kind or {})
+    if record.answer is not None:
+        kind["answer"] = record.answer
+    targets = tuple(record.instance_ids)
+    return Query(record.id, record.text, record.mask_type, targets, kind)
 
 
 def read_json(
@@ -410,14 +425,15 @@ def write(
     path: Path,
     truths: Iterable[ImageTruth],
     info: Mapping[str, Any] | None = None,
-    categories: Mapping[str, int] | None = None,
+    categories: Mapping[str, Mapping[str, Any]] | None = None,
     overwrite: bool = False,
+    other: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes a dataset file, all or nothing, and returns its records, as `to_records`.
 
-    Raises InputError as `write_records`.
+    `other` is what it holds beside them, such as `licenses`. Raises InputError as `write_records`.
     """
-    records = to_records(truths, info, categories)
+    records = {**(other or {}), **to_records(truths, info, categories)}
     write_records(path, records, overwrite)
     return records
 
@@ -433,51 +449,112 @@ def write_records(path: Path, records: Mapping[str, Any], overwrite: bool = Fals
         part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def with_distinct_ids(truths: Iterable[ImageTruth]) -> list[ImageTruth]:
+    """Images whose annotations have ids that are all different and above 0; COCO tools take id 0
+    for no match.
+
+    Ids stay if they are so. Else annotations are numbered from 1, and an annotation's own id is its
+    field `source_id`.
+    """
+    truths = list(truths)
+    ids = [instance.id for truth in truths for instance in truth.instances]
+    if len(set(ids)) == len(ids) and min(ids, default=1) > 0:
+        return truths
+    numbers = count(1)
+    return [_renumber(truth, numbers) for truth in truths]
+
+
+def _renumber(truth: ImageTruth, numbers: Iterator[int]) -> ImageTruth:
+    """An image whose annotations have the next of the numbers as ids."""
+    new_ids = {instance.id: next(numbers) for instance in truth.instances}
+    instances = []
+    for instance in truth.instances:
+        fields = dict(instance.fields)
+        if new_ids[instance.id] != instance.id:
+            fields["source_id"] = instance.id
+        if "occluded_by" in fields:
+            fields["occluded_by"] = _occluders(fields["occluded_by"], new_ids)
+        instances.append(replace(instance, id=new_ids[instance.id], fields=fields))
+    queries = []
+    for query in truth.queries:
+        targets = tuple(new_ids[target] for target in query.instance_ids)
+        queries.append(replace(query, instance_ids=targets))
+    return replace(truth, instances=tuple(instances), queries=tuple(queries))
+
+
+def _occluders(stated: Any, new_ids: Mapping[int, int]) -> Any:
+    """The ids of objects that hide another one, without those that are not in the image any more.
+    What another program means by the field stays as it is."""
+    if not isinstance(stated, list) or not all(isinstance(number, int) for number in stated):
+        return stated
+    return [new_ids[number] for number in stated if number in new_ids]
+
+
+def number_classes(
+    truths: Iterable[ImageTruth], known: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """The records of all classes by name: those that are known, and after them new ones."""
+    classes = dict(known)
+    last = max((record["id"] for record in classes.values()), default=0)
+    for truth in truths:
+        for instance in truth.instances:
+            name = _class_name(instance)
+            if name not in classes:
+                last += 1
+                classes[name] = {"id": last, "name": name}
+    return classes
+
+
+def _class_name(instance: Instance) -> str:
+    return " ".join(instance.category.split()) or NO_NAME
+
+
 def to_records(
     truths: Iterable[ImageTruth],
     info: Mapping[str, Any] | None = None,
-    categories: Mapping[str, int] | None = None,
+    categories: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The records of a dataset file about these images, whose masks are compressed RLEs.
 
-    Ids of images are kept, and those of annotations and of queries if no two of them are the same;
-    else they are numbered from 1 through the file, and an annotation's own is its `source_id`.
-    `categories` has ids of classes by name; others are numbered after them.
+    Ids of images are kept, those of annotations as `with_distinct_ids` says, and those of queries
+    if no two of them are the same; else queries are numbered from 1. `categories` has records of
+    classes by name; others are numbered after them.
     """
-    truths = list(truths)
+    truths = with_distinct_ids(truths)
     images, annotations, queries = [], [], []
-    category_ids = dict(categories or {})
-    annotation_ids = _distinct_ids([i.id for truth in truths for i in truth.instances])
-    query_ids = _distinct_ids([query.id for truth in truths for query in truth.queries])
+    classes = number_classes(truths, categories or {})
+    query_ids = [query.id for truth in truths for query in truth.queries]
+    if len(set(query_ids)) < len(query_ids) or min(query_ids, default=1) < 1:
+        query_ids = range(1, len(query_ids) + 1)
+    numbers = iter(query_ids)
     for truth in truths:
         height, width = truth.size
         of_image = {"image_id": truth.image_id}
         names = {"id": truth.image_id, "file_name": truth.file_name}
-        images.append({**names, "height": height, "width": width})
-        new_ids = {instance.id: next(annotation_ids) for instance in truth.instances}
+        images.append({**truth.fields, **names, "height": height, "width": width})
+        ids = {instance.id: instance.id for instance in truth.instances}
         for instance in truth.instances:
-            annotation_id = new_ids[instance.id]
-            name = " ".join(instance.category.split()) or NO_NAME
-            category_id = category_ids.setdefault(name, max(category_ids.values(), default=0) + 1)
-            record: dict[str, Any] = {"id": annotation_id, **of_image, "category_id": category_id}
-            record |= masks.mask_fields(instance.modal, instance.amodal) | dict(instance.fields)
-            if "occluded_by" in record:
-                record["occluded_by"] = [new_ids[number] for number in record["occluded_by"]]
-            if annotation_id != instance.id:
-                record["source_id"] = instance.id
-            if instance.attributes:
-                record["attributes"] = dict(instance.attributes)
+            category_id = classes[_class_name(instance)]["id"]
+            record = dict(instance.fields)
+            record |= {"id": instance.id, **of_image, "category_id": category_id}
+            record |= masks.mask_fields(instance.modal, instance.amodal)
             if instance.ignore:
-                record["ignore"] = True
+                record |= {"ignore": True, "iscrowd": 1}
+                # COCO's own evaluation leaves crowds out, and needs their masks for that.
+                if instance.amodal is None:
+                    record["segmentation"] = record.pop("visible_mask")
+            if "occluded_by" in record:
+                record["occluded_by"] = _occluders(record["occluded_by"], ids)
+            attributes = {**record.get("attributes", {}), **instance.attributes}
+            if attributes:
+                record["attributes"] = attributes
             annotations.append(record)
         for query in truth.queries:
-            targets = tuple(new_ids[target] for target in query.instance_ids)
-            numbered = replace(query, id=next(query_ids), instance_ids=targets)
-            queries.append(query_record(truth.image_id, numbered))
+            queries.append(query_record(truth.image_id, replace(query, id=next(numbers))))
     return {
         "images": images,
         "annotations": annotations,
-        "categories": [{"id": number, "name": name} for name, number in category_ids.items()],
+        "categories": list(classes.values()),
         "queries": queries,
         "info": dict(info or {}),
     }
@@ -496,9 +573,3 @@ def query_record(image_id: int, query: Query) -> dict[str, Any]:
     if answer is not None:
         record["answer"] = answer
     return record
-
-
-def _distinct_ids(ids: Sequence[int]) -> Iterator[int]:
-    """The ids if all are different and above 0, which COCO tools read as no match, or 1, 2, ..."""
-    is_usable = len(set(ids)) == len(ids) and min(ids, default=1) > 0
-    return iter(ids) if is_usable else count(1)

@@ -1,16 +1,25 @@
 """Counts the objects and queries of a split, and says what can be learnt and scored on it."""
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.contradictions import check, find_shared_files
 from r2sm_jax.data.dataset import ImageTruth, Source
+from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError
 
 NUM_CHECKED = 200
 """Images of a training split that `check_teaches` looks at."""
 MIN_OBJECTS = 20
 """Of fewer objects nothing is said about their shapes."""
+MIN_DOUBLE_IOU = 0.5
+"""Of the visible masks of two objects of a class, from which on one is taken for a double."""
 CROWD_REMEDY = (
     "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
     "objects, set it to 0, or convert with --crowds objects"
@@ -30,6 +39,10 @@ class SplitSummary:
     """Objects that are known to be partly hidden."""
     num_rectangles: int = 0
     """Objects whose complete mask is a rectangle along the image's sides."""
+    num_doubles: int = 0
+    """Objects that cover an earlier one of their class."""
+    first_double: str = ""
+    """Where one of these is."""
 
     num_queries: int = 0
     num_with_targets: int = 0
@@ -44,10 +57,13 @@ class SplitSummary:
     def add(self, truth: ImageTruth) -> None:
         """Counts the annotations of one image."""
         ignored, incomplete, occluded = set(), set(), set()
+        of_class: dict[str, list[RLE]] = defaultdict(list)
         for instance in truth.instances:
             if instance.ignore:
                 ignored.add(instance.id)
-            elif instance.amodal is None:
+                continue
+            of_class[instance.category].append(instance.modal)
+            if instance.amodal is None:
                 incomplete.add(instance.id)
             else:
                 modal_area, amodal_area = masks.areas([instance.modal, instance.amodal])
@@ -56,6 +72,11 @@ class SplitSummary:
                 self.num_rectangles += amodal_area == width * height
                 if modal_area < amodal_area:
                     occluded.add(instance.id)
+        for name, rles in of_class.items():
+            num_doubles = count_doubles(rles)
+            self.num_doubles += num_doubles
+            if num_doubles and not self.first_double:
+                self.first_double = f"{name!r} on {truth.file_name}"
         self.num_objects += len(truth.instances)
         self.num_ignored += len(ignored)
         self.num_occluded += len(occluded)
@@ -92,6 +113,22 @@ class SplitSummary:
             )
         return ""
 
+    def ignored(self) -> str:
+        """Says how many objects are left out."""
+        objects = f"{self.num_ignored} of {self.num_objects} objects are ignored"
+        return (
+            f"{objects} in training and metrics; if crowds are objects there, pass --crowds objects"
+        )
+
+    def doubles(self) -> Iterator[str]:
+        """Says which objects are there twice, as detections that are hardly sure are."""
+        if self.num_doubles:
+            yield (
+                f"{self.num_doubles} of {self.num_objects} annotations cover another of the same "
+                f"class on their image ({self.first_double}); remove those that are there twice, "
+                "or leave out those with low scores (--min-score)"
+            )
+
     def warnings(self) -> Iterator[str]:
         """Says of which queries nothing is learnt or scored, which masks are likely boxes, and why
         modal and amodal masks cannot be told apart."""
@@ -119,11 +156,33 @@ class SplitSummary:
             yield f"all queries ask for {mask_type} masks, so that nothing tells the types apart"
 
 
+def count_doubles(rles: Sequence[RLE]) -> int:
+    """How many masks of one class cover an earlier one."""
+    if len(rles) < 2:
+        return 0
+    ious = masks.ious(rles, rles, [False] * len(rles))
+    covers_earlier = np.tril(ious, -1) > MIN_DOUBLE_IOU
+    return int(covers_earlier.any(1).sum())
+
+
 def summarize(truths: Iterable[ImageTruth]) -> SplitSummary:
     """The counts of the annotations of all these images."""
     summary = SplitSummary()
     for truth in truths:
         summary.add(truth)
+    return summary
+
+
+def review(source: Path | str, truths: Sequence[ImageTruth], collector: Collector) -> SplitSummary:
+    """Notes what is odd about the images that were read: files under two ids, and doubles.
+
+    All commands that read files of others call it. Raises InputError if most images share their
+    file with another one.
+    """
+    shared = find_shared_files([truth.file_name for truth in truths])
+    summary = summarize(truths)
+    for sentence in (*map(str, check(source, shared)), *summary.doubles()):
+        collector.note(str(source), sentence)
     return summary
 
 

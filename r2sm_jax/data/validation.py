@@ -5,7 +5,7 @@ decodes masks. What records state twice, and differently, is found by contradict
 """
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -19,7 +19,7 @@ from r2sm_jax.errors import InputError, paused_collection
 MASKS = ("segmentation", "visible_mask")
 """The fields of an annotation that hold the complete and the visible mask."""
 OTHER_MASKS = ("visible_segm", "inmodal_seg", "i_segmentation", "i_segm")
-"""Fields of the visible mask in the files of others (data/coco.py)."""
+"""Fields of the visible mask in the files of others (data/readers/listing.py)."""
 NULL = msgspec.Raw(b"null")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for content that is not of a type."""
@@ -49,7 +49,8 @@ class Annotation(msgspec.Struct, gc=False):
     visible_mask: msgspec.Raw = NULL
     bbox: Any = None
     area: Any = None
-    attributes: dict[str, str] | None = None
+    occlude_rate: Any = None
+    attributes: dict[str, Any] | None = None
     ignore: Any = None
     iscrowd: Any = None
     isStuff: Any = None  # COCOA's floor, carpet, sky
@@ -59,26 +60,56 @@ class Annotation(msgspec.Struct, gc=False):
     i_segmentation: msgspec.Raw = NULL
     i_segm: msgspec.Raw = NULL
 
-    def rles(self, height: int, width: int) -> list[RLE | None]:
+    def rles(
+        self,
+        size: tuple[int, int],
+        crop: bool = False,
+        names: Sequence[str] = MASKS,
+    ) -> tuple[RLE | None, RLE | None]:
         """Decodes both `MASKS` of an image of this size; None for one that is not given.
 
-        Raises ValueError for a damaged one.
+        `crop` cuts RLEs that are larger than the image, as some of D2SA's. Raises ValueError for a
+        damaged one, by the name that it has in its file.
         """
-        rles: list[RLE | None] = []
-        for field in MASKS:
-            mask = msgspec.json.decode(getattr(self, field))
+        rles = []
+        for raw, name in zip((self.segmentation, self.visible_mask), names, strict=True):
             try:
-                rles.append(None if mask is None else masks.compressed(mask, height, width))
+                rles.append(_read_rle(msgspec.json.decode(raw), size, crop))
             except ValueError as error:
                 raise ValueError(
-                    f"its {field} cannot be read ({error}); write the mask again"
+                    f"its {name} cannot be read ({error}); write the mask again"
                 ) from error
-        return rles
+        amodal, modal = rles
+        # KINS writes an empty list for an object of which nothing is visible.
+        if amodal is not None and bytes(self.visible_mask) == b"[]":
+            modal = masks.merge([], *size)
+        return amodal, modal
 
     @property
-    def is_ignored(self) -> bool:
+    def words(self) -> dict[str, str]:
+        """Its attributes that are words. Others are kept, and nothing reads them."""
+        attributes = self.attributes or {}
+        return {name: value for name, value in attributes.items() if isinstance(value, str)}
+
+    def is_ignored(self, crowds_are_objects: bool = False) -> bool:
         """Whether loss, queries and metrics leave it out."""
-        return bool(parse_flag(self.ignore) or parse_flag(self.iscrowd))
+        is_crowd = parse_flag(self.iscrowd) and not crowds_are_objects
+        return bool(parse_flag(self.ignore) or is_crowd)
+
+
+def _read_rle(mask: Any, size: tuple[int, int], crop: bool) -> RLE | None:
+    """The RLE of a mask of an image of this size. Raises ValueError for one that is damaged, or
+    larger unless it is to be cropped."""
+    if mask is None or mask == []:
+        return None
+    if isinstance(mask, dict):
+        height, width = masks.rle_size(mask)
+        if (height, width) != size and height >= size[0] and width >= size[1]:
+            if not crop:
+                raise ValueError(f"its mask of {height} x {width} reaches out; use --oversize crop")
+            # They share their top left corner, as in public loaders of D2SA.
+            return masks.encode(masks.decode(mask)[: size[0], : size[1]])
+    return masks.compressed(mask, *size)
 
 
 class Query(msgspec.Struct, gc=False):
@@ -255,6 +286,11 @@ def _annotation_faults(
         if fault := _mask_fault(getattr(annotation, field), image):
             yield f"{field} {fault}"
 
+    yield from value_faults(annotation)
+
+
+def value_faults(annotation: Annotation) -> Iterator[str]:
+    """What is wrong with an annotation by itself, but for its masks."""
     for name in annotation.attributes or ():
         if name in RESERVED or "/" in name:
             yield f"an attribute cannot be called {name!r}; rename it"

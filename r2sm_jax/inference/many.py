@@ -10,6 +10,7 @@ anew, and answers of another model or to other queries are refused.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -125,8 +126,12 @@ def _tasks_of_lines(image: Path, lines: Iterable[tuple[str, str | None, str]]) -
     root = image if is_folder else image.parent
     paths = find_images(image, IMAGE_SUFFIXES, "images") if is_folder else [image]
     texts: dict[Path, list[str]] = {path: [] for path in paths}
+    names = {path.name for path in paths}
     for where, name, text in lines:
         if name is None:
+            first, *others = re.split("[,;]", text, maxsplit=1)
+            if is_folder and others and first.strip() in names:
+                raise InputError(f"{where}: {first} is an image; write IMAGE, a tab, QUERY")
             for path in paths:
                 texts[path].append(text)
         elif leads_outside(name) or not (root / name).is_file():
@@ -236,21 +241,31 @@ class Answers:
                     separator = ",\n"
             file.write("\n]\n")
 
-    def write_coco(self, path: Path, tasks: Sequence[Task], overwrite: bool) -> None:
+    def write_coco(
+        self,
+        path: Path,
+        tasks: Sequence[Task],
+        overwrite: bool,
+        whole: Sequence[Task],
+        shard: tuple[int, int],
+    ) -> None:
         """Writes the objects of all answers as a dataset file, which is a COCO instances file.
 
-        Their categories are the queries. Raises InputError as `dataset.write`.
+        Their categories are the queries. `tasks` are of the I-th of N shards of the `whole`: a
+        class has one id in the files of all shards, and nothing else has an id of another file.
+        Raises InputError as `dataset.write`.
         """
         truths = []
-        ids = count(1)
-        for number, task in enumerate(tasks, start=1):
+        ids = count(*shard)
+        numbers = {task: number for number, task in enumerate(whole, start=1)}
+        for task in tasks:
             answer = load_json(self.path(task), "an answer of predict")
             instances = [Instance(**{**one, "id": next(ids)}) for one in answer["objects"]]
-            image_id = number if task.image_id is None else task.image_id
+            image_id = numbers[task] if task.image_id is None else task.image_id
             size = (answer["size"][0], answer["size"][1])
             truths.append(ImageTruth(image_id, task.name, size, tuple(instances), ()))
-        texts = dict.fromkeys(text for task in tasks for _, text in task.queries)
-        categories = {text: number for number, text in enumerate(texts, start=1)}
+        texts = dict.fromkeys(text for task in whole for _, text in task.queries)
+        categories = {text: {"id": n, "name": text} for n, text in enumerate(texts, start=1)}
         write(path, truths, {"description": "answers of r2sm_jax"}, categories, overwrite)
 
     def _of(self, task: Task) -> dict[str, Any]:
@@ -284,11 +299,13 @@ def predict_images(
     overwrite: bool = False,
     overlays: bool = False,
     coco: Path | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> Result:
     """Answers what has no answer in `out` yet, and writes all answers into `out/file`.
 
     Args:
         coco: a file for the objects of all answers.
+        shard: I and N: of the tasks every N-th is answered, from the I-th on.
         overwrite: answer everything anew.
         overlays: also draw every answer; images without their pictures are answered again.
 
@@ -301,6 +318,9 @@ def predict_images(
         "matmul_precision": predictor.matmul_precision,
         "mask_type": mask_type,
     }
+    whole = tasks
+    first, step = shard
+    tasks = whole[first - 1 :: step]
     answers = Answers(out, settings, overlays)
     # Without answers, a file of that name is somebody else's.
     refuse_overwrite(out / file, overwrite or (out / "answers").is_dir())
@@ -328,7 +348,7 @@ def predict_images(
     answered = [task for task in tasks if task.name not in failed]
     answers.write_all(out / file, answered)
     if coco is not None:
-        answers.write_coco(coco, answered, overwrite)
+        answers.write_coco(coco, answered, overwrite, whole, shard)
     return Result(len(waiting) - len(failed), len(tasks) - len(waiting), failed)
 
 

@@ -8,19 +8,17 @@ from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.coco import read_coco
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.dataset import ImageTruth, Instance
+from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import fingerprint, image_folders, locate_image, open_annotated
-from r2sm_jax.data.split_summary import CROWD_REMEDY
+from r2sm_jax.data.readers.coco import read_coco
+from r2sm_jax.data.split_summary import review
 from r2sm_jax.data.splits import split_by_hash
-from r2sm_jax.data.validation import Category
-from r2sm_jax.errors import InputError, load_json, read_bytes
+from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name
@@ -77,15 +75,6 @@ class PhotoCutout:
     complete: bool
 
 
-class _Info(msgspec.Struct):
-    partial: bool = False
-
-
-class _Header(msgspec.Struct):
-    categories: list[Category] = []
-    info: _Info | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class PhotoFile:
     """One instances file: its photos, and what it says about them."""
@@ -102,24 +91,6 @@ class PhotoFile:
     then give no queries for absent things."""
 
 
-def read_header(path: Path) -> tuple[list[str], bool]:
-    """Reads the names of the categories of a file, and whether it `is_partial`.
-
-    Raises InputError where it cannot be read.
-    """
-    try:
-        header = msgspec.json.decode(read_bytes(path), type=_Header)
-    except msgspec.DecodeError:
-        # Python's JSON, which the records are read by, has numbers that are none (NaN).
-        try:
-            header = msgspec.convert(load_json(path, "a COCO file"), _Header)
-        except msgspec.ValidationError as error:
-            raise InputError(f"{path}: {error}") from error
-    categories = sorted(header.categories, key=lambda category: category.id)
-    names = [display_name(category.name) for category in categories]
-    return names, header.info is not None and header.info.partial
-
-
 @lru_cache(maxsize=16)
 def read_file(path: Path, images: str | PathLike[str] | None, changed: int) -> PhotoFile:
     """Reads a COCO file of any dialect; records that cannot be used are left out and listed.
@@ -129,17 +100,23 @@ def read_file(path: Path, images: str | PathLike[str] | None, changed: int) -> P
     """
     folders = image_folders(path, images)
     collector = Collector()
-    truths = tuple(read_coco(path, collector=collector, photo_folders=folders))
+    truths = tuple(read_coco(path, collector=collector, folders=folders))
     collector.check(MAX_BAD, "a share of")
+    summary = review(path, truths, collector)
+    if summary.num_ignored == summary.num_objects:
+        raise InputError(f"{path}: {summary.reason_for_nothing()}")
+    if summary.num_ignored:
+        collector.note(str(path), summary.ignored())
     collector.print()
-    instances = [instance for truth in truths for instance in truth.instances]
-    if instances and all(instance.ignore for instance in instances):
-        raise InputError(f"{path}: all annotations are ignored; {CROWD_REMEDY}")
 
-    listed, is_partial = read_header(path)
+    categories = sorted(collector.categories.values(), key=lambda category: category["id"])
+    listed = [display_name(c["name"]) for c in categories if c["name"] != NO_NAME]
     # Original COCOA names its regions, and lists no categories.
-    used = dict.fromkeys(display_name(instance.category) for instance in instances)
-    classes = (*listed, *(name for name in used if name not in listed))
+    used = [display_name(i.category) for truth in truths for i in truth.instances]
+    classes = tuple(dict.fromkeys([*listed, *used]))
+    is_partial = (collector.other.get("info") or {}).get("partial", False)
+    if not isinstance(is_partial, bool):
+        raise InputError(f"{path}: info.partial is {is_partial!r}; write true or false")
     return PhotoFile(path, folders, truths, classes, is_partial)
 
 
@@ -167,6 +144,8 @@ class Photos:
                 f"--images {images}: of several files, each has its photos beside it or in "
                 "images/ beside it; leave the folder out"
             )
+        if len({Path(path).resolve() for path in paths}) < len(paths):
+            raise InputError(f"{paths[0]}: a file is given twice; give each once")
         self.name = ",".join(map(str, paths))
         self.files: list[PhotoFile] = []
         for path in map(Path, paths):

@@ -217,7 +217,7 @@ def open_reported(config: Config) -> dict[str, Source]:
     size = config.model.vision.image_size
     count = config.train.report_samples
     sources: dict[str, Source] = {}
-    for name in split_names(data.source, REPORTED):
+    for name in split_names(data.source, REPORTED, data.images):
         source = open_scored(data, name, image_size=size, count=count)
         if not any(source.queries_at(index) for index in range(len(source))):
             raise InputError(
@@ -283,12 +283,12 @@ def stored_splits(folder: Path) -> list[str]:
     return names
 
 
-def split_names(spec: str, split: str) -> list[str]:
+def split_names(spec: str, split: str, images: str | PathLike[str] | None = None) -> list[str]:
     """The names of the requested splits: several with commas between them, `REPORTED` or `ALL`.
 
     `REPORTED` are those that a run on these data reports: every val split of procedural data, val
     of a single file, and what a folder or a TFDS data set has besides train and dev. `ALL` is the
-    same, except that a single file is scored whole.
+    same, except that a single file is scored whole. `images` is the folder of composed photos.
 
     Raises InputError where nothing is stored except train and dev, and for a file of photos that
     cannot be read.
@@ -298,12 +298,12 @@ def split_names(spec: str, split: str) -> list[str]:
 
     where = SourceSpec.parse(spec)
     if where.is_procedural:
-        from r2sm_jax.synthetic.photos import read_header
+        from r2sm_jax.synthetic.photos import Photos
         from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT, SPLITS
 
         names = [name for name in SPLITS if name.startswith("val")]
         # Of photos in which a file marks all of its classes, queries can ask for absent ones.
-        if where.kind != "compose" or all(read_header(path)[1] for path in where.paths):
+        if where.kind != "compose" or all(f.is_partial for f in Photos(where.paths, images).files):
             names.remove(ABSENT_SPLIT)
         return names
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.coco import read_coco
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import (
     check as check_contradictions,
@@ -17,10 +16,16 @@ from r2sm_jax.data.contradictions import (
     find_pictures_in_both,
 )
 from r2sm_jax.data.dataset import Dataset, read_json
-from r2sm_jax.data.split_summary import summarize
+from r2sm_jax.data.images import image_folders, locate_image, open_annotated
+from r2sm_jax.data.readers.coco import read_coco
+from r2sm_jax.data.readers.listing import COCOOptions, read_keys
+from r2sm_jax.data.split_summary import review, summarize
 from r2sm_jax.data.validation import parse, problems
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.progress import show_progress
+
+TRAINED = {"train", "dev"}
+"""Splits that share no picture with any other."""
 
 
 def check(
@@ -35,52 +40,59 @@ def check(
     Args:
         file: The dataset file. It may have no queries yet.
         images: Folder of its images, if they are not beside it.
-        against: Another dataset file, such as the training split: images in both are reported too.
+        against: Another file, such as the training split: images in both are reported too.
         against_images: Folder of that file's images.
     """
-    content = file.read_bytes()
-    if b'"queries"' not in content and (b'"annotations"' in content or b'"regions"' in content):
-        check_masks(file, images)
-        return
+    keys = read_keys(file)
+    if "queries" not in keys and keys & {"annotations", "regions"}:
+        line = check_masks(file, images)
+    else:
+        line = check_dataset(file, images)
+    if against is not None:
+        refuse(file, find_leaks((file, images), (against, against_images)))
+    print(line)
+
+
+def check_dataset(file: Path, images: Path | None) -> str:
+    """Reports what is wrong with a dataset file. Returns what it holds. Raises InputError if
+    anything is wrong, or it teaches nothing."""
+    content = read_bytes(file)
     refuse(file, problems(content))
     for contradiction in check_contradictions(file, compare(parse(file, content))):
         warn(file, str(contradiction))
     dataset = read_json(file, images, need_images=False)
     refuse(file, find_unusable(dataset))
-    if against is not None:
-        refuse(file, find_leaks(dataset, read_json(against, against_images, need_images=False)))
 
-    for sentence in find_oddities(dataset):
-        warn(file, sentence)
     summary = summarize(dataset.truth_at(index) for index in range(len(dataset)))
-    for sentence in summary.warnings():
+    for sentence in (*find_oddities(dataset), *summary.doubles(), *summary.warnings()):
         warn(file, sentence)
     reason = summary.reason_for_nothing()
     only_lacks_queries = not summary.num_queries and summary.num_objects > summary.num_ignored
     if reason and not only_lacks_queries:
         raise InputError(f"{file}: nothing can be trained or scored, since {reason}")
-    print(
+    line = (
         f"{file}: nothing wrong with {len(dataset)} images, {summary.num_objects} annotations, "
         f"{summary.num_queries} queries"
     )
     if only_lacks_queries:
-        print(
-            "to train or to score, it needs queries: "
+        line += (
+            "\nto train or to score, it needs queries: "
             f"python -m r2sm_jax.data queries template {file} --out OUT"
         )
+    return line
 
 
-def check_masks(file: Path, images: Path | None) -> None:
-    """Reports what is wrong with a COCO file, as every command reads it. Raises InputError for
-    that."""
+def check_masks(file: Path, images: Path | None) -> str:
+    """Reports what is wrong with a COCO file, as every command reads it. Returns what it holds.
+    Raises InputError for what is wrong."""
     collector = Collector()
-    truths = list(read_coco(file, images, collector=collector))
-    refuse(file, iter(collector.bad))
+    truths = list(read_coco(file, images, COCOOptions(boxes=True), collector))
+    summary = review(file, truths, collector)
+    refuse(file, map(str, collector.bad))
     collector.print()
-    summary = summarize(truths)
     if summary.num_ignored == summary.num_objects:
         raise InputError(f"{file}: {summary.reason_for_nothing()}")
-    print(
+    return (
         f"{file}: nothing wrong with {len(truths)} images, {summary.num_objects} annotations, "
         f"{summary.num_ignored} of them ignored; a COCO file without queries: train on it as "
         "compose:FILE, or write some with data convert"
@@ -125,14 +137,12 @@ def find_unusable(dataset: Dataset) -> Iterator[str]:
 
 def find_oddities(dataset: Dataset) -> Iterator[str]:
     """Yields what is there twice, or has two meanings, and pictures that other splits share."""
-    num_annotations, num_queries, num_repeated, num_ignored, num_same_masks = 0, 0, 0, 0, 0
+    num_annotations, num_queries, num_repeated, num_ignored = 0, 0, 0, 0
     ambiguous = []
     for index in range(len(dataset)):
         truth = dataset.truth_at(index)
         num_annotations += len(truth.instances)
         num_ignored += sum(instance.ignore for instance in truth.instances)
-        shapes = {(i.category, str(i.modal), str(i.amodal)) for i in truth.instances}
-        num_same_masks += len(truth.instances) - len(shapes)
 
         # One sentence about an image should have one meaning.
         meanings: dict[str, Counter] = {}
@@ -145,11 +155,6 @@ def find_oddities(dataset: Dataset) -> Iterator[str]:
         ambiguous += [s for s, counts in meanings.items() if len(counts) > 1]
     if num_ignored:
         yield f"{num_ignored} of {num_annotations} annotations are ignored (iscrowd or ignore)"
-    if num_same_masks:
-        yield (
-            f"{num_same_masks} of {num_annotations} annotations have the mask and the category of "
-            "another one of their image; remove those that are there twice"
-        )
     if num_repeated:
         yield f"{num_repeated} of {num_queries} queries repeat another one of their image"
     if ambiguous:
@@ -161,28 +166,39 @@ def find_oddities(dataset: Dataset) -> Iterator[str]:
     names = [image.file_name for image in dataset.images]
     for other in sorted(dataset.path.parent.glob("*.json")):
         # A folder may hold files that are no splits.
-        if other != dataset.path and {dataset.path.stem, other.stem} & {"train", "dev"}:
+        are_splits = is_split(other.stem) and is_split(dataset.path.stem)
+        if other != dataset.path and are_splits and {dataset.path.stem, other.stem} & TRAINED:
             others = read_json(other, need_images=False).images
             shared = find_pictures_in_both(names, [image.file_name for image in others])
             if shared:
                 yield f"{shared} ({dataset.path.name} and {other.name})"
 
 
-def find_leaks(dataset: Dataset, other: Dataset) -> Iterator[str]:
-    """Yields the images of a dataset whose pixels are in the other one, too.
+def is_split(name: str) -> bool:
+    """Whether a file of this name, without its ending, is a split of its folder."""
+    return name in TRAINED or name.startswith(("val", "test"))
+
+
+def find_leaks(one: tuple[Path, Path | None], other: tuple[Path, Path | None]) -> Iterator[str]:
+    """Yields the images of a file whose pixels are in the other one, too, each given with the
+    folder of its images.
 
     Raises InputError for an image that cannot be read.
     """
-    names = {
-        _hash_image(other, index): other.images[index].file_name for index in range(len(other))
-    }
-    for index in range(len(dataset)):
-        name = names.get(_hash_image(dataset, index))
-        if name is not None:
-            file_name = dataset.images[index].file_name
-            yield f"{file_name} is in {other.path} as well ({name}); remove it from one of the two"
+    names = dict(hash_images(*other))
+    for pixels, name in hash_images(*one):
+        if pixels in names:
+            both = f"{name} is in {other[0]} as well ({names[pixels]})"
+            yield f"{both}; remove it from one of the two"
 
 
-def _hash_image(dataset: Dataset, index: int) -> str:
-    image = dataset.image_at(index)
-    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()
+def hash_images(file: Path, images: Path | None) -> Iterator[tuple[str, str]]:
+    """Yields a hash of the pixels of each image of a COCO file or a dataset file, and its name."""
+    folders = image_folders(file, images)
+    for truth in read_coco(file, folders=folders):
+        path = locate_image(folders, truth.file_name, file)
+        image = open_annotated(path, truth.size, str(file))
+        yield (
+            hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest(),
+            truth.file_name,
+        )

@@ -15,13 +15,20 @@ from tyro.conf import Positional
 
 from r2sm_jax.cli import parse_shard
 from r2sm_jax.data import masks
-from r2sm_jax.data.coco import DRAWN_FROM, COCOOptions, read_coco, read_results
-from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance, write
+from r2sm_jax.data.collector import Collector, check_share
+from r2sm_jax.data.dataset import (
+    ImageTruth,
+    Instance,
+    number_classes,
+    with_distinct_ids,
+    write,
+)
 from r2sm_jax.data.images import find_image, image_folders, open_annotated
-from r2sm_jax.data.mask_folders import read_mask_folders
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite
+from r2sm_jax.data.readers.coco import DRAWN_FROM, COCOOptions, read_coco
+from r2sm_jax.data.readers.mask_folders import read_mask_folders
+from r2sm_jax.data.split_summary import review
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.progress import show_progress
 from r2sm_jax.query import Prompt
 
@@ -60,7 +67,7 @@ def complete(
             completer.
         annotations: For a results file: the COCO file with its images and categories; default: an
             image is the file in --images that is named as its id.
-        min_score: Results with a lower score are left out.
+        min_score: Annotations and results with a lower score are left out.
         crowds: What `iscrowd` 1 marks: a region to keep as it is, or an object, as in files of
             supervision and CVAT.
         max_bad: Share of the records that may be bad, 0 to 1. Bad ones are left out and listed; if
@@ -70,6 +77,7 @@ def complete(
     """
     if not images.is_dir():
         raise InputError(f"--images {images}: there is no such folder; give that of the images")
+    check_share(max_bad)
     first, step = parse_shard(shard)
     refuse_overwrite(out, overwrite)
 
@@ -81,36 +89,35 @@ def complete(
     collector = Collector()
     truths = list(read_source(source, images, annotations, min_score, crowds, collector))
     collector.check(max_bad)
-    ignored = [instance.ignore for truth in truths for instance in truth.instances]
-    if not ignored:
-        collector.print()
+    summary = review(source, truths, collector)
+    collector.print()
+    if not summary.num_objects:
         raise InputError(f"{source}: there are no masks to complete in it; give another file")
-    if all(ignored):
+    if summary.num_ignored == summary.num_objects:
         raise InputError(
-            f"{source}: all {len(ignored)} annotations are crowds or ignored regions, which are "
-            "not completed; if crowds are objects there, pass --crowds objects"
+            f"{source}: all {summary.num_ignored} annotations are crowds or ignored regions, which "
+            "are not completed; if crowds are objects there, pass --crowds objects"
         )
 
-    # Of the whole source, so that a class has one id in the files of all shards.
-    names = [" ".join(i.category.split()) or NO_NAME for t in truths for i in t.instances]
-    ids = collector.category_ids
-    categories = {
-        name: ids.setdefault(name, max(ids.values(), default=0) + 1)
-        for name in dict.fromkeys(names)
-    }
-    drawn = [DRAWN_FROM in i.fields for truth in truths for i in truth.instances]
-    parts = Parts(completer, load_part(model, "outliner") if any(drawn) else None)
+    # Of the whole source, so that ids are the same, and no two, in the files of all shards.
+    truths = with_distinct_ids(truths)
+    categories = number_classes(truths, collector.categories)
+    boxes = [is_box(instance) for truth in truths for instance in truth.instances]
+    parts = Parts(completer, load_part(model, "outliner") if any(boxes) else None)
     completed = []
+    of_images = Collector()
     truths = truths[first - 1 :: step]
     with show_progress("completing objects of images", len(truths)) as advance:
         for truth in truths:
-            with collector.record(f"{source}: image {truth.image_id}", is_new=False):
+            with of_images.record(f"{source}: image {truth.image_id}"):
                 completed.append(complete_image(parts, images, truth, str(source)))
             advance(1)
-    collector.check(max_bad)
-    collector.print()
+    of_images.check(max_bad)
+    of_images.print()
+    kept = collector.other
     info = {"description": f"{source.name}, completed by {model}", "source": source.name}
-    records = write(out, completed, info, categories, overwrite)
+    info = {**kept.get("info", {}), **info}
+    records = write(out, completed, info, categories, overwrite, kept)
 
     rates = [a["occlude_rate"] for a in records["annotations"] if "occluded_by" in a]
     hidden = [rate for rate in rates if rate >= HIDDEN_FROM]
@@ -133,15 +140,29 @@ def read_source(
     crowds: str,
     collector: Collector,
 ) -> Iterator[ImageTruth]:
-    """Reads the visible masks of a file or a folder. Raises InputError as the readers."""
-    if source.is_file() and read_bytes(source).lstrip()[:1] == b"[":
-        return read_results(source, images_dir, annotations, min_score, collector)
-    if annotations is not None:
-        raise InputError(f"--annotations is for COCO results, a list; {source} is none")
+    """Reads the visible masks of a file or a folder. Raises InputError as the readers, and for an
+    option that is not of the source."""
     if source.is_dir():
+        for flag, is_given in (
+            ("--annotations", annotations is not None),
+            ("--min-score", min_score > 0),
+            ("--crowds", crowds == "objects"),
+        ):
+            if is_given:
+                raise InputError(f"{flag} is for COCO files; {source} is a folder")
         return read_mask_folders(images_dir, source, None, collector)
-    options = COCOOptions(crowds_are_objects=crowds == "objects")
+    options = COCOOptions(
+        crowds_are_objects=crowds == "objects",
+        min_score=min_score,
+        boxes=True,
+        listed_in=annotations,
+    )
     return read_coco(source, images_dir, options, collector)
+
+
+def is_box(instance: Instance[RLE]) -> bool:
+    """Whether the mask of an object is no more than its box, and is not drawn yet."""
+    return DRAWN_FROM in instance.fields and "visible_score" not in instance.fields
 
 
 def complete_image(parts: "Parts", images_dir: Path, truth: ImageTruth, source: str) -> ImageTruth:
@@ -163,7 +184,7 @@ def complete_image(parts: "Parts", images_dir: Path, truth: ImageTruth, source: 
     drawn = {}
     instances = []
     for instance in truth.instances:
-        if DRAWN_FROM in instance.fields:
+        if is_box(instance):
             box = masks.box(masks.expand(instance.modal))
             outline = parts.outline(pixels, Prompt(box))
             drawn[instance.id] = outline._replace(mask=np.zeros((0, 0), bool))

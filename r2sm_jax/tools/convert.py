@@ -2,7 +2,7 @@
 
 How a file becomes training queries, for COCOA as an example:
 
-1. `read_coco` (data/coco.py) reads it and yields an `ImageTruth` for each image.
+1. `read_coco` (data/readers/coco.py) reads it and yields an `ImageTruth` for each image.
 2. `Collector` (data/collector.py) counts the records that cannot be used.
 3. `template_queries` (queries.py) writes queries about the objects, since COCOA has none.
 4. `write` (data/dataset.py) checks all and writes the dataset file, which training reads.
@@ -20,17 +20,13 @@ from typing import Any, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from r2sm_jax.data.coco import COCOOptions, Kind, read_coco
-from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.contradictions import check, find_shared_files
+from r2sm_jax.data.collector import Collector, check_share
 from r2sm_jax.data.dataset import ImageTruth, read_json, write
 from r2sm_jax.data.images import find_image, image_folders
-from r2sm_jax.data.mask_folders import read_mask_folders
-from r2sm_jax.data.split_summary import summarize
-from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.query import MaskType
-from r2sm_jax.tools.queries import template_queries
-from r2sm_jax.tools.referring import (
+from r2sm_jax.data.readers.coco import read_coco
+from r2sm_jax.data.readers.listing import COCOOptions, Kind
+from r2sm_jax.data.readers.mask_folders import read_mask_folders
+from r2sm_jax.data.readers.referring import (
     R2SMFields,
     json_files,
     read_lisa_plus_plus,
@@ -39,6 +35,11 @@ from r2sm_jax.tools.referring import (
     read_reasonseg,
     read_refcoco,
 )
+from r2sm_jax.data.split_summary import review
+from r2sm_jax.data.validation import LISTS
+from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.query import MaskType
+from r2sm_jax.tools.queries import template_queries
 
 COCO_KINDS: dict[Kind, str] = {
     "coco": "COCO instances and alike: visible masks alone, so all queries are modal.",
@@ -96,6 +97,8 @@ class MaskOptions:
 
     It is an object in files of CVAT and Datumaro, which mark each mask that was drawn with a brush.
     """
+    min_score: float = 0.0
+    """Annotations with a lower score are left out."""
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -170,6 +173,7 @@ def coco_command(kind: Kind) -> Callable[..., None]:
             options.visible_field,
             crop=options.oversize == "crop",
             crowds_are_objects=options.crowds == "objects",
+            min_score=options.min_score,
         )
         convert(files, kind, lambda collector: read_coco_files(files, coco, collector), template)
         if kind == "coco":
@@ -247,7 +251,8 @@ def r2sm(
     names = ", ".join(path.name for path in files.sources)
 
     def read(collector: Collector) -> Iterator[ImageTruth]:
-        return read_r2sm(files.sources, None, collector, read_coco(over), fields, mask_type)
+        truths = read_coco(over, collector=collector)
+        return read_r2sm(files.sources, None, collector, truths, fields, mask_type)
 
     convert(files, "r2sm", read, info={**info, "queries": names})
 
@@ -292,8 +297,7 @@ def convert(
     """
     if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
-    if not 0 <= files.max_bad <= 1:
-        raise InputError(f"--max-bad {files.max_bad}: this is not a share; give 0 to 1")
+    check_share(files.max_bad)
     if template.queries < 0 or template.seed < 0:
         raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
     refuse_overwrite(files.out, files.overwrite)
@@ -302,6 +306,7 @@ def convert(
     truths, image_folder = with_relative_names(list(read(collector)), files.out)
     collector.check(files.max_bad)
     if not truths:
+        collector.print()
         raise InputError(f"{sources}: there are no annotated images in it; is it of this format?")
     note_oddities(truths, sources, collector)
     if template.queries and not any(truth.queries for truth in truths):
@@ -311,10 +316,14 @@ def convert(
         if not any(truth.queries for truth in truths):
             collector.note(sources, "no query could be written; name the classes")
     collector.print()
-    info = info or {"description": f"converted from {name}: {sources}"}
-    records = write(files.out, truths, info, overwrite=files.overwrite)
+    kept = collector.other
+    info = {
+        **kept.get("info", {}),
+        **(info or {"description": f"converted from {name}: {sources}"}),
+    }
+    records = write(files.out, truths, info, collector.categories, files.overwrite, kept)
 
-    counts = ", ".join(f"{len(v)} {key}" for key, v in records.items() if isinstance(v, list))
+    counts = ", ".join(f"{len(records[key])} {key}" for key in LISTS)
     types = Counter(query["mask_type"] for query in records["queries"])
     print(f"wrote {files.out}: {counts} ({types['modal']} modal, {types['amodal']} amodal)")
     if image_folder != files.out.resolve().parent:
@@ -323,15 +332,10 @@ def convert(
 
 
 def note_oddities(truths: list[ImageTruth], source: str, collector: Collector) -> None:
-    """Notes what the author of the files may not have meant. Raises InputError if most images share
-    their file with another one."""
-    for contradiction in check(source, find_shared_files([truth.file_name for truth in truths])):
-        collector.note(source, str(contradiction))
-    summary = summarize(truths)
+    """Notes what the author of the files may not have meant. Raises InputError as `review`."""
+    summary = review(source, truths, collector)
     if summary.num_ignored:
-        what = f"{summary.num_ignored} of {summary.num_objects} objects are ignored"
-        remedy = "if crowds are objects there, pass --crowds objects"
-        collector.note(source, f"{what} in training and metrics; {remedy}")
+        collector.note(source, summary.ignored())
     if summary.num_complete and not summary.num_occluded:
         what = f"nothing of the {summary.num_complete} objects is hidden; check the fields"
         collector.note(source, what)

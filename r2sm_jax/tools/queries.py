@@ -26,6 +26,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Instance, query_record, read_json, write_records
+from r2sm_jax.data.readers.answers import QUESTION, TAG, read_instances, without_thoughts
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
 from r2sm_jax.query import MASK_TYPES, MaskType, Query
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
@@ -52,13 +53,6 @@ COMMON_WORDS = frozenset(
 )
 """Words that do not tell one question from another."""
 
-QUESTION = re.compile(r"<\s*Q\s*\d*\s*>", re.IGNORECASE)
-"""The opening of a question: <Q>, < q > or <Q1>. Its closing tag may be missing."""
-TAG = re.compile(r"<\s*/?\s*[QA]\s*\d*\s*>", re.IGNORECASE)
-INSTANCE_ID = re.compile(r"instance[\s_]id", re.IGNORECASE)
-CLASS_NAME = re.compile(r"(?:class|label)[\s_]name", re.IGNORECASE)
-NAME = re.compile(r"[\W_]*(?:is\b)?[\W_]*([^];:,.*\"')\n]*)", re.IGNORECASE)
-"""A class name up to the next punctuation."""
 COORDINATES = re.compile(
     r"[\[(]\s?-?\d+\s?[,;]|\d\s?,\s-?\d|\b[xy]\s?[=:]\s?-?\d"
     r"|\b(?:coordinates|bounding box|polygon)\b",
@@ -245,7 +239,7 @@ def collect_queries(
             continue
         truth, mask_type = requested[custom_id]
         offered = offered_objects(truth, mask_type)
-        for written in read_answer(text):
+        for written in read_answer(without_thoughts(text)):
             reason = _fault(written, offered, earlier[custom_id])
             if reason:
                 row = {"reason": reason, "question": written.question, "answer": written.answer}
@@ -295,20 +289,6 @@ def read_answer(text: str) -> list[WrittenQuery]:
         instances = [(int(number), name) for number, name in pairs if is_readable]
         written.append(WrittenQuery(question, answer.strip(), tuple(instances)))
     return written
-
-
-def read_instances(answer: str) -> list[tuple[str, str]]:
-    """Reads ids and class names in an answer, as "instance id is [3], class name is [mug]; ...".
-
-    Brackets are optional. What is missing is empty, and so is an id that is not one number.
-    """
-    pairs = []
-    for mention in INSTANCE_ID.split(answer)[1:]:
-        before, *after = CLASS_NAME.split(mention, maxsplit=1)
-        numbers = re.findall(r"\d{1,18}", re.split("[;.\n]", before)[0])
-        name = NAME.match(after[0]) if after else None
-        pairs.append((numbers[0] if len(numbers) == 1 else "", name[1].strip() if name else ""))
-    return pairs
 
 
 def _fault(

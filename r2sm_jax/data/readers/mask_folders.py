@@ -36,7 +36,10 @@ def read_mask_folders(
     found: dict[str, list[Instance[RLE]]] = defaultdict(list)
     for number, key in enumerate(sorted(set().union(*mask_files)), start=1):
         with collector.record(f"{visible_dir}: {key}"):
-            image_key = find_image_key(key, images)
+            image_key, *others = find_image_keys(key, images)
+            if others:
+                fits = f"it may be of {others[0]}, too; it is taken for one of {image_key}"
+                collector.note(f"{visible_dir}: {key}", fits)
             size = image_size(images[image_key])
             modal, *amodal = [masks.encode(masks.read_file(f[key], size)) for f in mask_files]
             whole = amodal[0] if amodal else None
@@ -56,15 +59,15 @@ def read_mask_folders(
         yield ImageTruth(number, name, image_size(file), tuple(instances), ())
 
 
-def find_image_key(key: str, images: Mapping[str, Path]) -> str:
-    """The longest name of an image that consists of the first words of `key`. Raises ValueError if
-    there is none."""
+def find_image_keys(key: str, images: Mapping[str, Path]) -> list[str]:
+    """The names of images that consist of the first words of `key`, the longest first. Raises
+    ValueError if there is none."""
     words = key.split("_")
-    for length in range(len(words), 0, -1):
-        name = "_".join(words[:length])
-        if name in images:
-            return name
-    raise ValueError("no image has its name, or begins it")
+    names = ["_".join(words[:length]) for length in range(len(words), 0, -1)]
+    found = [name for name in names if name in images]
+    if not found:
+        raise ValueError("no image has its name, or begins it")
+    return found
 
 
 def list_files(folder: Path) -> dict[str, Path]:
