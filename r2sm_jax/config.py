@@ -17,6 +17,7 @@ MaskPair = Literal["mask2former", "lisa", "sam"]
 MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (models/matmul.py)."""
 
+Crowds = Literal["ignore", "objects"]
 Part = Literal["segmenter", "completer", "outliner"]
 """What can be trained."""
 
@@ -308,6 +309,9 @@ class DataConfig:
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     cutouts: str | None = None
     """Folder of RGBA images whose objects are laid over composed photos as well, in training."""
+    crowds: Crowds = "ignore"
+    """Of compose: whether `iscrowd` 1 marks a region to ignore, or an object, as in files of CVAT
+    and supervision."""
     scenes: int = 3072
     """Number of procedural or composed training scenes."""
     fresh: bool = False
@@ -442,11 +446,12 @@ CROP_RECIPE = OptimizerConfig(
 CROP_EMA = 0.999
 """Their weights are averaged over about the last thousand steps."""
 READ_BY_CROPS = """run resume init model.vision.image_size data.source data.images data.backgrounds
-    data.cutouts data.scenes data.seed optimizer.name optimizer.learning_rate optimizer.weight_decay
-    optimizer.vector_weight_decay optimizer.b2 optimizer.warmup_steps optimizer.decay optimizer.clip
-    train.part train.steps train.batch_size train.devices train.accumulate train.matmul_precision
-    train.deterministic train.ema train.seed train.log_every train.evaluate_every
-    train.checkpoint_every train.select_on train.evaluate_samples distributed""".split()
+    data.cutouts data.crowds data.scenes data.seed optimizer.name optimizer.learning_rate
+    optimizer.weight_decay optimizer.vector_weight_decay optimizer.b2 optimizer.warmup_steps
+    optimizer.decay optimizer.clip train.part train.steps train.batch_size train.devices
+    train.accumulate train.matmul_precision train.deterministic train.ema train.seed
+    train.log_every train.evaluate_every train.checkpoint_every train.select_on
+    train.evaluate_samples distributed""".split()
 """What the trainings of completer and outliner read: fields, or groups of them."""
 
 

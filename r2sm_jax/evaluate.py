@@ -102,7 +102,7 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     open_split = open_dataset if args.samples else open_scored
     sources = {
         name: open_split(data, name, image_size=size, count=count)
-        for name in split_names(data.source, split, data.images)
+        for name in split_names(data.source, split, data.images, data.crowds)
     }
     is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(trained.source))
     trained_on = data.source if is_own else trained.source

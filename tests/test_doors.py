@@ -15,7 +15,7 @@ from flax import nnx
 from PIL import Image
 from run_files import save_completer
 
-from r2sm_jax.config import CompleterConfig
+from r2sm_jax.config import CompleterConfig, Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.__main__ import main
 from r2sm_jax.errors import InputError
@@ -119,12 +119,12 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def doors(place, command, capsys) -> Callable[[Any], dict[str, tuple[int, str]]]:
+def doors(place, command, capsys) -> Callable[..., dict[str, tuple[int, str]]]:
     """Takes a file through every door. Returns the exit code of each, and what was said."""
 
-    def take(content: Any) -> dict[str, tuple[int, str]]:
+    def take(content: Any, crowds: Crowds = "ignore") -> dict[str, tuple[int, str]]:
         (place / "file.json").write_text(json.dumps(content))
-        images = "--images", "photos"
+        images = "--images", "photos", *(["--crowds", crowds] if crowds == "objects" else [])
         model = "--model", "completer"
         said = {}
         for name, words in {
@@ -135,7 +135,7 @@ def doors(place, command, capsys) -> Callable[[Any], dict[str, tuple[int, str]]]
             end = command(main, *words)
             said[name] = end.code, end.out + end.err
         try:
-            Photos("file.json", "photos").path_of(0)
+            Photos("file.json", "photos", crowds).path_of(0)
             said["compose"] = 0, capsys.readouterr().err
         except InputError as error:
             said["compose"] = 2, str(error)
@@ -156,6 +156,16 @@ def test_what_no_door_lets_in(sentence, doors, place):
 def test_what_every_door_says_and_lets_in(sentence, doors):
     for door, (code, said) in doors(NOTED[sentence]).items():
         assert code == 0 and re.search(sentence, said), (door, said)
+
+
+def test_crowds_can_be_objects_at_every_door(doors):
+    crowds = with_each("annotations", iscrowd=1)
+    for door, (code, said) in doors(crowds).items():
+        assert code == (0 if door == "convert" else 2) and "--crowds objects" in said, (door, said)
+    (place_of_out,) = Path().glob("converted.json")
+    place_of_out.unlink()
+    for door, (code, said) in doors(crowds, "objects").items():
+        assert code == 0 and "ignored in" not in said, (door, said)
 
 
 def test_names_of_coco_2014_are_found_by_every_door(doors):

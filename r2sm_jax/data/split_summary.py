@@ -22,7 +22,7 @@ MIN_DOUBLE_IOU = 0.5
 """Of the visible masks of two objects of a class, from which on one is taken for a double."""
 CROWD_REMEDY = (
     "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
-    "objects, set it to 0, or convert with --crowds objects"
+    "objects, set it to 0, or pass --crowds objects (of train --data.crowds)"
 )
 
 
@@ -116,9 +116,8 @@ class SplitSummary:
     def ignored(self) -> str:
         """Says how many objects are left out."""
         objects = f"{self.num_ignored} of {self.num_objects} objects are ignored"
-        return (
-            f"{objects} in training and metrics; if crowds are objects there, pass --crowds objects"
-        )
+        remedy = "if crowds are objects there, pass --crowds objects (of train --data.crowds)"
+        return f"{objects} in training and metrics; {remedy}"
 
     def doubles(self) -> Iterator[str]:
         """Says which objects are there twice, as detections that are hardly sure are."""

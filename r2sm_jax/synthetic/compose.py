@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.prepare import jitter_colours
@@ -66,6 +67,7 @@ class ComposeSource(ProceduralSource):
         *,
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
+        crowds: Crowds = "ignore",
         **options: int,
     ):
         """`count` pictures, or one for each photo, of the photos of one or more files.
@@ -73,14 +75,14 @@ class ComposeSource(ProceduralSource):
         Their longer side is `size`.
 
         Photos are in the folder `images` or beside their file. `cutouts` is a folder of more
-        objects for training.
+        objects for training. `crowds` says what `iscrowd` 1 marks.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
         training photos without a complete object. Warns of few.
         """
         super().__init__(split, 0, **options)
         self.is_training = split == "train"
-        self.photos = Photos(paths, images)
+        self.photos = Photos(paths, images, crowds)
         self.photo_indices = self._choose_photos(count)
         self.count = len(self.photo_indices) if count is None else count
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size

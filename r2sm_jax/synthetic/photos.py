@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
+from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import fingerprint, image_folders, locate_image, open_annotated
-from r2sm_jax.data.readers.coco import read_coco
+from r2sm_jax.data.readers.coco import COCOOptions, read_coco
 from r2sm_jax.data.split_summary import review
 from r2sm_jax.data.splits import split_by_hash
 from r2sm_jax.errors import InputError
@@ -92,7 +93,9 @@ class PhotoFile:
 
 
 @lru_cache(maxsize=16)
-def read_file(path: Path, images: str | PathLike[str] | None, changed: int) -> PhotoFile:
+def read_file(
+    path: Path, images: str | PathLike[str] | None, crowds: Crowds, changed: int
+) -> PhotoFile:
     """Reads a COCO file of any dialect; records that cannot be used are left out and listed.
 
     The splits of a run share one copy of a file that was `changed` at a time. Raises InputError for
@@ -100,7 +103,8 @@ def read_file(path: Path, images: str | PathLike[str] | None, changed: int) -> P
     """
     folders = image_folders(path, images)
     collector = Collector()
-    truths = tuple(read_coco(path, collector=collector, folders=folders))
+    options = COCOOptions(crowds_are_objects=crowds == "objects")
+    truths = tuple(read_coco(path, None, options, collector, folders))
     collector.check(MAX_BAD, "a share of")
     summary = review(path, truths, collector)
     if summary.num_ignored == summary.num_objects:
@@ -132,8 +136,10 @@ class Photos:
         self,
         paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         images: str | PathLike[str] | None = None,
+        crowds: Crowds = "ignore",
     ):
-        """`images`: the folder of the photos of a single file, if they are not beside it.
+        """`images`: the folder of the photos of a single file, if they are not beside it. `crowds`
+        says what `iscrowd` 1 marks.
 
         Raises InputError for another kind of file than COCO instances, and a missing folder.
         """
@@ -150,7 +156,7 @@ class Photos:
         self.files: list[PhotoFile] = []
         for path in map(Path, paths):
             changed = path.stat().st_mtime_ns if path.is_file() else 0
-            self.files.append(read_file(path, images, changed))
+            self.files.append(read_file(path, images, crowds, changed))
         # Photo -> its file and its index there.
         self._places = [(file, index) for file in self.files for index in range(len(file.truths))]
         self._complete: dict[int, list[bool]] = {}

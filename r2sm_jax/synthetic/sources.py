@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.config import Config, DataConfig
+from r2sm_jax.config import Config, Crowds, DataConfig
 from r2sm_jax.data.contradictions import find_pictures_in_both
 from r2sm_jax.data.dataset import Dataset, Source, read_json
 from r2sm_jax.data.split_summary import check_teaches
@@ -84,6 +84,7 @@ def open_dataset(
         images_dir=data.images,
         backgrounds=data.backgrounds,
         cutouts=data.cutouts,
+        crowds=data.crowds,
         **options,
     )
 
@@ -99,6 +100,7 @@ def open_source(
     images_dir: str | PathLike[str] | None = None,
     backgrounds: str | PathLike[str] | None = None,
     cutouts: str | PathLike[str] | None = None,
+    crowds: Crowds = "ignore",
     need_images: bool = True,
     max_pictures_a_photo: int | None = None,
 ) -> Source:
@@ -115,6 +117,7 @@ def open_source(
         images_dir: Folder of the images of a dataset file, or of the photos that are composed.
         backgrounds: Folder of photos behind cut-outs.
         cutouts: Folder of cut-outs that are put into composed photographs for training.
+        crowds: What `iscrowd` 1 marks in files of photos that are composed.
         need_images: False if a dataset file may be alone; its samples then have no image.
         max_pictures_a_photo: Limits `count` where the split has few photos to compose.
 
@@ -122,6 +125,8 @@ def open_source(
         InputError: The source or the split is unknown, or the data cannot be read.
     """
     where = SourceSpec.parse(spec)
+    if crowds != "ignore" and where.kind != "compose":
+        raise InputError(f"--crowds is for compose:FILE; {spec} does not read it")
     options = {"seed": seed, "size": size, "queries": queries}
     match where.kind:
         case "json":
@@ -136,7 +141,13 @@ def open_source(
             from r2sm_jax.synthetic.compose import ComposeSource
 
             source = ComposeSource(
-                where.paths, split, count, images=images_dir, cutouts=cutouts, **options
+                where.paths,
+                split,
+                count,
+                images=images_dir,
+                cutouts=cutouts,
+                crowds=crowds,
+                **options,
             )
             if max_pictures_a_photo is not None:
                 source.count = min(source.count, max_pictures_a_photo * len(source.photo_indices))
@@ -217,7 +228,7 @@ def open_reported(config: Config) -> dict[str, Source]:
     size = config.model.vision.image_size
     count = config.train.report_samples
     sources: dict[str, Source] = {}
-    for name in split_names(data.source, REPORTED, data.images):
+    for name in split_names(data.source, REPORTED, data.images, data.crowds):
         source = open_scored(data, name, image_size=size, count=count)
         if not any(source.queries_at(index) for index in range(len(source))):
             raise InputError(
@@ -283,12 +294,18 @@ def stored_splits(folder: Path) -> list[str]:
     return names
 
 
-def split_names(spec: str, split: str, images: str | PathLike[str] | None = None) -> list[str]:
+def split_names(
+    spec: str,
+    split: str,
+    images: str | PathLike[str] | None = None,
+    crowds: Crowds = "ignore",
+) -> list[str]:
     """The names of the requested splits: several with commas between them, `REPORTED` or `ALL`.
 
     `REPORTED` are those that a run on these data reports: every val split of procedural data, val
     of a single file, and what a folder or a TFDS data set has besides train and dev. `ALL` is the
-    same, except that a single file is scored whole. `images` is the folder of composed photos.
+    same, except that a single file is scored whole. `images` is the folder of composed photos, and
+    `crowds` what their crowds are.
 
     Raises InputError where nothing is stored except train and dev, and for a file of photos that
     cannot be read.
@@ -303,7 +320,9 @@ def split_names(spec: str, split: str, images: str | PathLike[str] | None = None
 
         names = [name for name in SPLITS if name.startswith("val")]
         # Of photos in which a file marks all of its classes, queries can ask for absent ones.
-        if where.kind != "compose" or all(f.is_partial for f in Photos(where.paths, images).files):
+        if where.kind != "compose" or all(
+            f.is_partial for f in Photos(where.paths, images, crowds).files
+        ):
             names.remove(ABSENT_SPLIT)
         return names
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import (
@@ -34,6 +35,7 @@ def check(
     images: Path | None = None,
     against: Path | None = None,
     against_images: Path | None = None,
+    crowds: Crowds = "ignore",
 ) -> None:
     """Reports all problems of a dataset file, or of a COCO file; exit code 2 if there are any.
 
@@ -42,10 +44,14 @@ def check(
         images: Folder of its images, if they are not beside it.
         against: Another file, such as the training split: images in both are reported too.
         against_images: Folder of that file's images.
+        crowds: What `iscrowd` 1 marks in a COCO file: a region to ignore, or an object, as in files
+            of CVAT.
     """
     keys = read_keys(file)
     if "queries" not in keys and keys & {"annotations", "regions"}:
-        line = check_masks(file, images)
+        line = check_masks(file, images, crowds)
+    elif crowds != "ignore":
+        raise InputError(f"--crowds is for COCO files without queries; {file} is none")
     else:
         line = check_dataset(file, images)
     if against is not None:
@@ -82,11 +88,12 @@ def check_dataset(file: Path, images: Path | None) -> str:
     return line
 
 
-def check_masks(file: Path, images: Path | None) -> str:
+def check_masks(file: Path, images: Path | None, crowds: Crowds) -> str:
     """Reports what is wrong with a COCO file, as every command reads it. Returns what it holds.
     Raises InputError for what is wrong."""
     collector = Collector()
-    truths = list(read_coco(file, images, COCOOptions(boxes=True), collector))
+    options = COCOOptions(crowds_are_objects=crowds == "objects", boxes=True)
+    truths = list(read_coco(file, images, options, collector))
     summary = review(file, truths, collector)
     refuse(file, map(str, collector.bad))
     collector.print()

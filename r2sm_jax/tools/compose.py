@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 from tyro.conf import Positional
 
+from r2sm_jax.config import Crowds
 from r2sm_jax.data.dataset import ImageTruth, Source, truth_of_sample, write
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.synthetic.compose import ComposeSource
@@ -26,6 +27,7 @@ def compose(
     size: int = 256,
     seed: int = 0,
     queries: int = 8,
+    crowds: Crowds = "ignore",
     overwrite: bool = False,
 ) -> None:
     """Composes photographs of an instances file, and writes them with queries.
@@ -43,6 +45,7 @@ def compose(
         size: The longer side of a picture in pixels.
         seed: Another seed gives other pictures.
         queries: How many queries to write for a picture.
+        crowds: What `iscrowd` 1 marks: a region to ignore, or an object, as in files of CVAT.
         overwrite: Replace dataset files and pictures if they exist.
     """
     if min(count, size, queries) < 1 or seed < 0:
@@ -54,7 +57,8 @@ def compose(
     options: dict[str, Any] = {"size": size, "seed": seed, "queries": queries}
     # All splits are opened before any is written: an unknown one is refused first.
     sources = {
-        split: ComposeSource(file, split, count, images=images, **options) for split in splits
+        split: ComposeSource(file, split, count, images=images, crowds=crowds, **options)
+        for split in splits
     }
     for split, source in sources.items():
         num_complete = sum(cutout.complete for cutout in source.cutouts)
@@ -80,7 +84,12 @@ def write_pictures(source: Source, out: Path, overwrite: bool) -> Iterator[Image
 
 
 def cutouts(
-    file: Positional[Path], /, out: Path, images: Path | None = None, overwrite: bool = False
+    file: Positional[Path],
+    /,
+    out: Path,
+    images: Path | None = None,
+    crowds: Crowds = "ignore",
+    overwrite: bool = False,
 ) -> None:
     """Cuts the complete objects out of photos.
 
@@ -90,10 +99,11 @@ def cutouts(
         file: Photos with a mask of each object, in the format of COCO's instances files.
         out: The folder to write.
         images: Folder of the photos, if they are not beside the file.
+        crowds: What `iscrowd` 1 marks: a region to ignore, or an object, as in files of CVAT.
         overwrite: Replace index.json and the images if they exist.
     """
     refuse_overwrite(out / "index.json", overwrite)
-    photos = Photos(file, images)
+    photos = Photos(file, images, crowds)
     all_cutouts = photos.find_cutouts(range(len(photos)))
     complete_cutouts = [cutout for cutout in all_cutouts if cutout.complete]
     if len(complete_cutouts) < MIN_CUTOUTS:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from r2sm_jax.config import Crowds
 from r2sm_jax.data.collector import Collector, check_share
 from r2sm_jax.data.dataset import ImageTruth, read_json, write
 from r2sm_jax.data.images import find_image, image_folders
@@ -92,7 +93,7 @@ class MaskOptions:
     """Field of an annotation with the complete mask, if it is not the format's own."""
     visible_field: str | None = None
     """Field of an annotation with the visible mask; fully visible if it is missing."""
-    crowds: Literal["ignore", "objects"] = "ignore"
+    crowds: Crowds = "ignore"
     """Whether `iscrowd` 1 marks a region to ignore, as in COCO, or an object.
 
     It is an object in files of CVAT and Datumaro, which mark each mask that was drawn with a brush.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.data.sheet import CELL, Panel, paint, save_sheet
@@ -21,6 +22,7 @@ def show(
     size: int = 96,
     images: Path | None = None,
     backgrounds: Path | None = None,
+    crowds: Crowds = "ignore",
     overwrite: bool = False,
 ) -> None:
     """Draws a sheet of samples: images, queries, and the masks that they ask for.
@@ -35,6 +37,7 @@ def show(
         size: Side of procedural and composed scenes in pixels.
         images: Folder of the images, if they are not beside the dataset file.
         backgrounds: Folder of photos to lay cut-outs over.
+        crowds: What `iscrowd` 1 marks in a file that is composed: a region to ignore, or an object.
         overwrite: Replace the PNG file if it exists.
     """
     if out.suffix.lower() != ".png":
@@ -45,7 +48,14 @@ def show(
         )
     refuse_overwrite(out, overwrite)
     source = open_source(
-        data, split, count=count, seed=seed, size=size, images_dir=images, backgrounds=backgrounds
+        data,
+        split,
+        count=count,
+        seed=seed,
+        size=size,
+        images_dir=images,
+        backgrounds=backgrounds,
+        crowds=crowds,
     )
     indices = np.random.default_rng(seed).permutation(len(source))[:count]
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(indices)]
