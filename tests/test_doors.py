@@ -171,3 +171,14 @@ def test_crowds_can_be_objects_at_every_door(doors):
 def test_names_of_coco_2014_are_found_by_every_door(doors):
     names = with_each("images", file_name=lambda i: f"COCO_val2014_{i['file_name']}")
     assert {code for code, _ in doors(names).values()} == {0}
+
+
+def test_files_that_add_no_photo_are_refused(place):
+    """Beside another file, too, where they would pass without a word."""
+    for name, content in (("file.json", good()), ("empty.json", good() | {"annotations": []})):
+        (place / "photos" / name).write_text(json.dumps(content))
+    file, empty = place / "photos" / "file.json", place / "photos" / "empty.json"
+    with pytest.raises(InputError, match="given twice"):
+        Photos([file, file])
+    with pytest.raises(InputError, match=r"empty\.json: it has no annotations"):
+        Photos([file, empty])
