@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.prepare import jitter_colours
@@ -67,7 +67,7 @@ class ComposeSource(ProceduralSource):
         *,
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
-        crowds: Crowds = "ignore",
+        crowds: Literal["ignore", "objects"] = "ignore",
         **options: int,
     ):
         """`count` pictures, or one for each photo, of the photos of one or more files.
