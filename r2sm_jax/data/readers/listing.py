@@ -10,7 +10,6 @@ of these under `annotations`, beside their `images`. Its masks are flat polygons
 `visible_mask` stands only where a region is occluded.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -306,12 +305,11 @@ def name_of_mask(record: Raws, names: Sequence[str]) -> str:
 
 def corners_of(box: Any) -> list[float]:
     """The polygon of a box x y width height. Raises ValueError for anything else."""
-    is_list = isinstance(box, list) and len(box) == 4
-    if not is_list or not all(isinstance(n, int | float) and math.isfinite(n) for n in box):
+    numbers = box if isinstance(box, list) else []
+    is_box = len(numbers) == 4 and all(isinstance(number, int | float) for number in numbers)
+    if not is_box or min(numbers[2:]) <= 0:
         raise ValueError(f"its bbox is {box}; give x, y, width and height in pixels")
-    x, y, width, height = box
-    if min(width, height) <= 0:
-        raise ValueError(f"its bbox is {box}; give x, y, width and height in pixels")
+    x, y, width, height = numbers
     return [x, y, x + width, y, x + width, y + height, x, y + height]
 
 
