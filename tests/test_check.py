@@ -146,6 +146,10 @@ def without_queries(**fields: Any) -> dict[str, Any]:
         (without_queries(bbox=[9, 0, 6, 1]), "4 of 4 bboxes contradict their masks"),
         (without_queries(iscrowd=1), "all annotations are ignored"),
         (without_queries(image_id=7), "4 problems"),
+        (
+            without_queries(segmentation=[], visible_mask=None, bbox=[1, 1, 5, 5]),
+            "a box and no mask",
+        ),
         ({"shapes": [], "imageHeight": 3}, "no dataset file: it has shapes, imageHeight"),
         ([{"image_id": 1}], "a list, as COCO results are"),
     ],

@@ -92,7 +92,7 @@ def check_masks(file: Path, images: Path | None, crowds: Crowds) -> str:
     """Reports what is wrong with a COCO file, as every command reads it. Returns what it holds.
     Raises InputError for what is wrong."""
     collector = Collector()
-    options = COCOOptions(crowds_are_objects=crowds == "objects", boxes=True)
+    options = COCOOptions(crowds_are_objects=crowds == "objects")
     truths = list(read_coco(file, images, options, collector))
     summary = review(file, truths, collector)
     refuse(file, map(str, collector.bad))

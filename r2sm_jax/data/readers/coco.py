@@ -150,10 +150,11 @@ def _read_instance(
 
     ignore = annotation.is_ignored(options.crowds_are_objects)
     instance = make_instance(annotation, rles, category, ignore, fields)
-    if fields.get(DRAWN_FROM) == "bbox" and annotation.bbox is not None and len(known) == 1:
+    is_box = DRAWN_FROM in fields and DRAWN_FROM not in record
+    if is_box:
         comparison.add_box(name, annotation.bbox, size)
     # A box of D2SA that reaches out of the image is not that of the cropped mask.
-    stated = annotation if not options.crop else None
+    stated = None if is_box or options.crop else annotation
     amodal, modal = rles
     comparison.add(name, modal or instance.modal, amodal, stated)
     return instance

@@ -43,6 +43,7 @@ STATED_ANEW = {*AMODAL_FIELDS, *BOTH_MASKS, *Annotation.__struct_fields__} - {"i
 """Fields of an annotation that a new file states anew; all others are kept."""
 OF_IMAGE = {"id", "file_name", "file_names", "height", "width"}
 """Fields of an image that a new file states anew."""
+NAMELESS = f"objects of a category without a name are called {NO_NAME!r}"
 DRAWN_FROM = "visible_mask_from"
 """Field of an object that has no mask: what its mask is drawn from."""
 KINS_CATEGORIES = {
@@ -195,8 +196,8 @@ def _read_file(path: Path, content: bytes, options: COCOOptions, collector: Coll
     names = _read_categories(path, lists, collector)
     if not names and options.kind == "kins":
         names = KINS_CATEGORIES
-    if annotations and NO_NAME in names.values():
-        collector.note(str(path), f"objects of a category without a name are called {NO_NAME!r}")
+    if annotations and not names:
+        collector.note(str(path), NAMELESS)
     listing = Listing(
         path,
         _records(path, lists, "images", collector),
@@ -243,7 +244,10 @@ def _read_categories(path: Path, lists: Raws, collector: Collector) -> dict[int,
     for index, record in enumerate(_records(path, lists, "categories", strict)):
         with strict.record(f"{path}: categories[{index}] is no class with an id and a name"):
             category = decode_as(Category, record)
-        name = " ".join(category.name.split()) if is_text(category.name) else NO_NAME
+        name = " ".join(category.name.split())
+        if not is_text(category.name):
+            name = NO_NAME
+            collector.note(str(path), NAMELESS)
         if names.setdefault(category.id, name) != name:
             both = f"{names[category.id]!r} and {name!r}"
             raise InputError(
