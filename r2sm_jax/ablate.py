@@ -29,6 +29,7 @@ from r2sm_jax.evaluation.calibration import fit_temperature
 from r2sm_jax.evaluation.tables import print_markdown, to_markdown
 from r2sm_jax.inference.load import enable_compilation_cache
 from r2sm_jax.query import Sentence, keyword_mask_type
+from r2sm_jax.synthetic.queries.plain import plain_sentences
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.training.head import PaddedSentences, pad_sentences, train_head
@@ -46,10 +47,12 @@ class Sizes:
     """Sentences without a scene that are learned from as well."""
     num_test_scenes: int
     """Scenes of each validation split."""
+    every_plain: int = 1
+    """Of the table of plain wordings and nouns, every so manieth sentence is decided."""
 
 
 FULL = Sizes(num_steps=2000, num_scenes=1000, num_text_only=28_000, num_test_scenes=160)
-QUICK = Sizes(num_steps=60, num_scenes=60, num_text_only=1200, num_test_scenes=30)
+QUICK = Sizes(num_steps=60, num_scenes=60, num_text_only=1200, num_test_scenes=30, every_plain=20)
 
 
 def main() -> None:
@@ -84,6 +87,7 @@ def compare_heads(
     for name in ("val", "val_phrasing", "val_hard"):
         tests[name] = scene_sentences(name, sizes.num_test_scenes)
     tests["written"] = intent_sentences("test")
+    tests["plain"] = plain_sentences()[:: sizes.every_plain]
     calibration = intent_sentences("calibration")
 
     def encode(sentences: Sequence[Sentence]) -> list[PaddedSentences]:
@@ -97,7 +101,7 @@ def compare_heads(
     for name, sentences in tests.items():
         decisions = [keyword_mask_type(sentence.text) == "amodal" for sentence in sentences]
         no_probability = np.full(len(sentences), np.nan)
-        rule.add(name, is_amodal(sentences), no_probability, np.array(decisions, bool))
+        rule.add(name, sentences, no_probability, np.array(decisions, bool))
     results = [rule]
     for name in heads:
         result = HeadScores(name)
@@ -118,7 +122,7 @@ def compare_heads(
             temperature = fit_temperature(logits, is_amodal(calibration))
             for test_set, groups in encoded_tests.items():
                 probability = expit(head.amodal_logits(groups) / temperature)
-                result.add(test_set, is_amodal(tests[test_set]), probability)
+                result.add(test_set, tests[test_set], probability)
             print(f"{name}, seed {seed}: {result.seconds[-1]:.0f} s", flush=True)
         results.append(result)
     return results

@@ -153,6 +153,8 @@ def refuse_other_system(folder: Path, system: Mapping[str, str | None]) -> None:
 
 def evaluate_decisions(args: EvaluateConfig) -> None:
     """Prints the scores of decisions about sentences, and writes them where --out says."""
+    from r2sm_jax.evaluation.wordings import wordings_table
+    from r2sm_jax.synthetic.queries.plain import plain_sentences
     from r2sm_jax.synthetic.queries.sentences import (
         SentenceList,
         intent_sentences,
@@ -161,7 +163,9 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
 
     assert args.decisions is not None
     name = args.sentences or "val_r2sm"
-    if name in get_args(SentenceList):
+    if name == "plain":
+        sentences = plain_sentences()
+    elif name in get_args(SentenceList):
         sentences = intent_sentences(name)  # pyright: ignore[reportArgumentType]
     else:
         sentences = read_sentences(read_bytes(Path(name)).decode("utf-8-sig"), name)
@@ -169,8 +173,10 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
     figures = score_decisions(Path(args.decisions), sentences, name)
     if figures["ignored"]:
         print(f"{figures['ignored']} decisions about other sentences do not count")
-    table = make_table("Mask type", [(name, figures)], {"sentences": "queries", **DECISIONS})
-    print_markdown(to_markdown("Decisions about sentences", [], [table]))
+    tables = [make_table("Mask type", [(name, figures)], {"sentences": "queries", **DECISIONS})]
+    if figures["wordings"]:
+        tables.append(wordings_table(figures["wordings"]))
+    print_markdown(to_markdown("Decisions about sentences", [], tables))
     if args.out is not None:
         file = Path(args.out) / "decisions.json"
         with atomic_write(file) as part:

@@ -31,8 +31,8 @@ class EvaluateConfig:
     """File of decisions about sentences alone, as `decide --json` prints them: scores those of any
     system, see docs/intent.md."""
     sentences: str | None = None
-    """The labelled sentences of --decisions: a list of docs/intent.md or a file like them; default:
-    val_r2sm."""
+    """The labelled sentences of --decisions: a list of docs/intent.md, its table of plain wordings
+    (plain), or a file like the lists; default: val_r2sm."""
     data: str | None = None
     """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was
     trained on."""

@@ -29,6 +29,10 @@ class Query:
     kind: Mapping[str, Any] = field(default_factory=dict)
 
 
+TARGET_PARTS = " + "
+"""Separates the parts of `Sentence.target`."""
+
+
 @dataclass(frozen=True)
 class Sentence:
     """A sentence without an image, and the mask type that it asks for. `family` names its kind of
@@ -39,6 +43,9 @@ class Sentence:
     family: str = ""
     reason: str = ""
     """Why a sentence written by hand has this type; may be empty."""
+    target: str | None = None
+    """Its words that name what is meant, without an article, parts separated by `TARGET_PARTS`; ""
+    where it names nothing, None where that is not known."""
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from r2sm_jax.errors import atomic_write
 from r2sm_jax.evaluation.decisions import mask_type_scores
-from r2sm_jax.evaluation.tables import Table
+from r2sm_jax.evaluation.tables import Table, to_markdown
+from r2sm_jax.evaluation.wordings import TITLE, score_wordings
+from r2sm_jax.query import Sentence
 
 
 @dataclass
@@ -24,20 +26,27 @@ class HeadScores:
     """Test set -> share of right decisions."""
     ece: dict[str, list[float]] = field(default_factory=dict)
     """Test set -> calibration error; missing where a rule gives no probability."""
+    wordings: dict[str, list[float]] = field(default_factory=dict)
+    """Plain wording -> share of right decisions over its nouns."""
     seconds: list[float] = field(default_factory=list)
 
     def add(
         self,
         test_set: str,
-        is_amodal: Bool[np.ndarray, " n"],
+        sentences: Sequence[Sentence],
         probability: Float[np.ndarray, " n"],
         predicted: Bool[np.ndarray, " n"] | None = None,
     ) -> None:
         """Scores the answers of one seed to one test set, as `mask_type_scores`."""
+        is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
         scores = mask_type_scores(probability, is_amodal, predicted)
         self.accuracy.setdefault(test_set, []).append(scores["accuracy"])
         if scores["ece"] is not None:
             self.ece.setdefault(test_set, []).append(scores["ece"])
+        said_amodal = probability > 0.5 if predicted is None else predicted
+        is_right = said_amodal == is_amodal
+        for wording, figures in score_wordings(sentences, is_right).items():
+            self.wordings.setdefault(wording, []).append(figures["accuracy"])
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -66,6 +75,17 @@ def ablation_table(results: Sequence[HeadScores]) -> Table:
     return Table(title, ["head", *names, "ECE r2sm", "parameters", "s"], rows)
 
 
+def wordings_of_heads(results: Sequence[HeadScores]) -> Table:
+    """Makes the table of plain wordings: a column for each head, the worst wordings first."""
+    means = {
+        wording: [float(np.mean(result.wordings[wording])) for result in results]
+        for wording in results[-1].wordings
+    }
+    ordered = sorted(means.items(), key=lambda item: item[1][-1])
+    rows = [[wording, *(f"{100 * mean:.1f}" for mean in of_heads)] for wording, of_heads in ordered]
+    return Table(f"{TITLE}; right, percent", ["", *(result.head for result in results)], rows)
+
+
 def make_figure(results: Sequence[HeadScores]) -> Figure:
     """Draws bars of accuracy by test set, with deviations over seeds."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
@@ -89,6 +109,6 @@ def write_ablation(results: Sequence[HeadScores], folder: Path) -> None:
     with atomic_write(folder / "heads.json") as part:
         scores = [asdict(result) for result in results]
         part.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-        table = "\n".join(ablation_table(results).markdown())
-        (folder / "heads.md").write_text(table + "\n", encoding="utf-8")
+        tables = [ablation_table(results), wordings_of_heads(results)]
+        (folder / "heads.md").write_text(to_markdown("Mask-type heads", [], tables), "utf-8")
         make_figure(results).savefig(folder / "heads.png", dpi=150)

@@ -33,6 +33,7 @@ from r2sm_jax.evaluation.scorer import (
     query_truths,
     score,
 )
+from r2sm_jax.evaluation.wordings import score_wordings
 from r2sm_jax.query import MaskType, Sentence
 
 T = TypeVar("T")
@@ -259,7 +260,8 @@ def _read_pngs(path: Path, sizes: Sizes) -> Entries:
 def score_decisions(path: Path, sentences: Sequence[Sentence], name: str) -> dict[str, Any]:
     """Scores a file of decisions.
 
-    Returns the figures of `decision_figures`, the name of the labelled sentences, and hashes.
+    Returns the figures of `decision_figures`, those of each plain wording (`score_wordings`), the
+    name of the labelled sentences, and hashes.
     Decisions about other sentences do not count.
 
     Args:
@@ -282,6 +284,8 @@ def score_decisions(path: Path, sentences: Sequence[Sentence], name: str) -> dic
             f"(the first: {missing[0]!r}); give one for each, with the same text"
         )
     probabilities = [one.amodal_probability for one in said]
+    pairs = zip(said, sentences, strict=True)
+    is_right = np.array([one.mask_type == sentence.mask_type for one, sentence in pairs], bool)
     text = "\n".join(f"{sentence.mask_type}\t{sentence.text}" for sentence in sentences)
     return {
         "sentences": name,
@@ -296,4 +300,5 @@ def score_decisions(path: Path, sentences: Sequence[Sentence], name: str) -> dic
             np.array(probabilities, float),
         ),
         "queries": len(sentences),
+        "wordings": score_wordings(sentences, is_right),
     }

@@ -11,6 +11,7 @@ Of the lists in intent/, only `r2sm_train` and `rules_train` are trained on (doc
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -29,19 +30,37 @@ from r2sm_jax.synthetic.queries.grammar import (
     phrasebook,
     read_sections,
 )
+from r2sm_jax.synthetic.queries.nouns import lexicon, plural
 from r2sm_jax.synthetic.random_choice import pick
 
-# Of all draws, texts from which nobody can tell which mask is meant, and sentences in the manner of
-# R2SM. The rest are from the grammar's wordings.
+# Of all draws, texts from which nobody can tell which mask is meant, sentences in the manner of
+# R2SM, and short plain ones. The rest are from the grammar's wordings.
 UNDECIDABLE_SHARE = 0.04
 R2SM_SHARE = 0.6
+PLAIN_SHARE = 0.12
 # Of draws from wordings, those that give both halves of a minimal pair for one target.
 PAIR_SHARE = 0.15
 
+# Of plain sentences about things that cannot be full of something (amodal ones) and that can (modal
+# ones), those in which they are "full". Which can is learned noun by noun.
+FULL_SHARE = 0.35
+FULL_VESSEL_SHARE = 0.7
+# Of modal plain sentences, those that are a question for a use; of all, those with an adjective;
+# their nouns.
+PLAIN_QUESTION_SHARE = 0.08
+PLAIN_ADJECTIVE_SHARE = 0.2
+PLAIN_NOUNS = ("thing", "everyday", "person", "vessel", "vessel", "vessel")
+# Plain wordings whose {x} is not what is meant begin so.
+ABOUT_OTHERS = ("a full {vessel} beside", "the person hiding behind")
+
 # Of targets, those that are named by a purpose, and those that are "it" after a question about
 # their use. The rest are things and people.
-PURPOSE_SHARE = 0.1
-USE_QUESTION_SHARE = 0.06
+PURPOSE_SHARE = 0.16
+USE_QUESTION_SHARE = 0.08
+
+# Of things, those like "a pile of books", and of all targets those like "a garden chair".
+THINGS_OF_SHARE = 0.1
+COMPOUND_SHARE = 0.1
 
 # Of finished sentences, those with another beginning or end, and those with spelling mistakes.
 FRAME_SHARE = 0.5
@@ -78,6 +97,19 @@ def read_sentences(text: str, name: str) -> tuple[Sentence, ...]:
         return msgspec.convert(list(rows), tuple[Sentence, ...])
     except msgspec.ValidationError as error:
         raise InputError(f"{name}: {error}; see docs/intent.md") from error
+
+
+@cache
+def target_sentences(name: Literal["target_train", "target_test"]) -> tuple[Sentence, ...]:
+    """Sentences whose words that name what is meant (`Sentence.target`) were labelled by reading;
+    those of "target_test" have the family "named" or "described"."""
+    path = files("r2sm_jax.synthetic.queries") / "intent" / f"{name}.tsv"
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    sentences = []
+    for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+        target = "" if row["target"] == "-" else row["target"]
+        sentences.append(Sentence(row["text"], "modal", row.get("kind", ""), target=target))
+    return tuple(sentences)
 
 
 def written_sentences() -> tuple[Sentence, ...]:
@@ -121,13 +153,16 @@ def write_text_only_queries(
         if draw < UNDECIDABLE_SHARE:
             text = _pick_text(rng, "nothing")
             mask_type = pick(rng, MASK_TYPES)
-            sentence = Sentence(text, mask_type, f"{mask_type}: nothing")
+            sentence = Sentence(text, mask_type, f"{mask_type}: nothing", target="")
             # The key has the type, since the same text may come once with each.
             by_text.setdefault(f"{mask_type}: {text}", sentence)
         elif draw < UNDECIDABLE_SHARE + R2SM_SHARE:
             sentence = next(r2sm_sentences)
             text = _finish(rng, book, None, sentence.text)
-            by_text.setdefault(text, Sentence(text, sentence.mask_type, sentence.family))
+            by_text.setdefault(text, replace(sentence, text=text))
+        elif draw < UNDECIDABLE_SHARE + R2SM_SHARE + PLAIN_SHARE:
+            sentence = _plain_sentence(rng, book)
+            by_text.setdefault(sentence.text, sentence)
         else:
             for sentence in _sentences_from_wordings(rng, book):
                 by_text.setdefault(sentence.text, sentence)
@@ -145,6 +180,7 @@ def _r2sm_sentences(rng: np.random.Generator, without: Sequence[str]) -> Iterato
         if sentence.family not in without:
             texts.setdefault(sentence.reason, []).append(sentence.text)
     unused: dict[str, list[str]] = {reason: [] for reason in texts}
+    targets = {sentence.text: sentence.target for sentence in target_sentences("target_train")}
 
     while True:
         mask_type: MaskType = pick(rng, MASK_TYPES)
@@ -155,10 +191,39 @@ def _r2sm_sentences(rng: np.random.Generator, without: Sequence[str]) -> Iterato
         if not unused[reason]:
             unused[reason] = rng.permutation(texts[reason]).tolist()
         text = unused[reason].pop()
+        target = targets.get(text)
         if second_section:
             first = text if text[-1] in ".?!" else text + "."
             text = f"{first} {_pick_text(rng, second_section)}"
-        yield Sentence(text, mask_type, f"{mask_type}: r2sm {form}")
+        yield Sentence(text, mask_type, f"{mask_type}: r2sm {form}", target=target)
+
+
+def _plain_sentence(rng: np.random.Generator, book: Phrasebook) -> Sentence:
+    """A short request for one thing, in plain words: "the whole bench", "the full glass".
+
+    What "the full X" asks for depends on the noun: of a vessel it is one that is full.
+    """
+    noun = _pick_text(rng, pick(rng, PLAIN_NOUNS))
+    is_vessel = noun in text_only_templates()["vessel"]
+    mask_type = pick(rng, MASK_TYPES)
+    if mask_type == "modal" and rng.random() < PLAIN_QUESTION_SHARE:
+        question = _question(rng)
+        text = _finish(rng, book, None, question)
+        return Sentence(text, mask_type, "modal: plain: use", target=question.rstrip("?"))
+    section = f"plain: {mask_type}"
+    full_share = FULL_VESSEL_SHARE if is_vessel else FULL_SHARE
+    if rng.random() < full_share and (mask_type == "modal") == is_vessel:
+        section = "plain: full"
+        if is_vessel and rng.random() < 0.5:
+            section = "plain: full of something"
+
+    if rng.random() < PLAIN_ADJECTIVE_SHARE:
+        noun = f"{_pick_text(rng, 'adjective')} {noun}"
+    fields = _make_fields(rng, f"the {noun}", noun) | {"ns": plural(noun)}
+    template = pick(rng, text_only_templates()[section])
+    target = None if template.startswith(ABOUT_OTHERS) else fields["name"]
+    text = _finish(rng, book, None, _fill(rng, template, fields))
+    return Sentence(text, mask_type, f"{mask_type}: {section}", target=target)
 
 
 def _sentences_from_wordings(rng: np.random.Generator, book: Phrasebook) -> Iterator[Sentence]:
@@ -176,7 +241,8 @@ def _sentences_from_wordings(rng: np.random.Generator, book: Phrasebook) -> Iter
         if wording.needs <= fields.keys():
             text = _fill(rng, pick(rng, wording.texts), fields)
             text = _finish(rng, book, fields.get("lead"), text)
-            yield Sentence(text, mask_type, f"{mask_type}: {wording.family}")
+            family = f"{mask_type}: {wording.family}"
+            yield Sentence(text, mask_type, family, target=fields.get("name"))
 
 
 def _choose_wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) -> Wording:
@@ -206,12 +272,16 @@ def _make_target(rng: np.random.Generator) -> dict[str, str]:
     """The fields of a random target and of the thing in front of it."""
     draw = rng.random()
     if draw < PURPOSE_SHARE:
-        purpose = pick(rng, text_only_templates()["purposes"])
-        noun = _pick_text(rng, "nouns of purposes")
-        return _make_fields(rng, _fill(rng, purpose), noun)
+        text = _pick_text(rng, "purposes") if rng.random() < 0.3 else _description(rng)
+        fields = _make_fields(rng, text, _pick_text(rng, "nouns of purposes"))
+        return fields | {"name": re.sub("^(?:the|a|an|any|some|all the|all) ", "", text)}
     if draw < PURPOSE_SHARE + USE_QUESTION_SHARE:
         fields = _make_fields(rng, "it", "thing")
-        return fields | {"lead": _pick_text(rng, "questions about use")}
+        if rng.random() < 0.3:
+            del fields["name"]
+            return fields | {"lead": _pick_text(rng, "questions about use")}
+        question = _question(rng)
+        return fields | {"lead": question, "name": question.rstrip("?")}
     return _make_thing_or_person(rng)
 
 
@@ -220,6 +290,10 @@ def _make_thing_or_person(rng: np.random.Generator) -> dict[str, str]:
     is_person = rng.random() < 0.25
     is_several = rng.random() < 0.25
     bare = _pick_text(rng, "person" if is_person else "thing")
+    if not is_person and not is_several and rng.random() < THINGS_OF_SHARE:
+        bare = _pick_text(rng, "things of")
+    elif rng.random() < COMPOUND_SHARE:
+        bare = f"{_pick_text(rng, 'thing')} {bare}"
     if is_several:
         bare += "es" if bare.endswith(("s", "sh", "ch", "x")) else "s"
     if rng.random() < 0.35:
@@ -241,19 +315,51 @@ def _make_thing_or_person(rng: np.random.Generator) -> dict[str, str]:
         pronoun = pick(rng, ("him", "her", "it"))
     elif is_several and not is_group:
         pronoun = "them"
-    return _make_fields(rng, text, bare, pronoun)
+    fields = _make_fields(rng, text, bare, pronoun)
+    if is_group:
+        del fields["name"]
+    return fields
+
+
+@cache
+def _clauses() -> list[str]:
+    """What things of the lexicon do or are for: "that tells the time", "you would sit on"."""
+    entries = (*lexicon().classes.values(), *lexicon().groups.values())
+    clauses = dict.fromkeys(clause for entry in entries for clause in entry.functions)
+    # Others are said after a remark of their own, or after a few heads alone.
+    return [clause for clause in clauses if re.match(r"(?:that|you would) (?!.* \| )", clause)]
+
+
+def _description(rng: np.random.Generator) -> str:
+    """A thing that is told by its use alone: "the object that tells the time"."""
+    head = _pick_text(rng, "heads of descriptions")
+    clause = pick(rng, _clauses())
+    return f"{head} {clause.removeprefix('that ') if 'what' in head else clause}"
+
+
+def _question(rng: np.random.Generator) -> str:
+    """A question for a thing by its use: "What tells the time?", "What would you sit on?"."""
+    clause = pick(rng, [c for c in _clauses() if not re.match("that (?:you|people|one|an?) ", c)])
+    if clause.startswith("that "):
+        return f"What {clause.removeprefix('that ')}?"
+    return f"What would {clause.replace(' would', '', 1)}?"
 
 
 def _make_fields(
     rng: np.random.Generator, text: str, bare: str, pronoun: str = "it"
 ) -> dict[str, str]:
-    """The fields of a target that is called `text`, or `bare` without its article."""
+    """The fields of a target that is called `text`, or `bare` without its article.
+
+    "name" is no field of a wording: it is what a text with these fields says of its target
+    (`Sentence.target`), and is not there where that is not known.
+    """
     is_several = pronoun == "them"
     fields = agreement(pronoun) | {
         "x": text,
         "pl": "s" if is_several else "",
         "poss": text + ("'" if is_several else "'s"),
         "n": bare,
+        "name": re.sub("^(?:hidden|covered) ", "", bare),
         "y": "the " + _pick_text(rng, "front"),
         "hidden": "",
     }
