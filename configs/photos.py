@@ -32,6 +32,7 @@ def get_config() -> Config:
             ),
             decoder=DecoderConfig(refine_exponent=1.0),
             classifier=True,
+            target=True,
         ),
         data=DataConfig(scenes=3072, mirror=False, text_only_queries=28000),
         optimizer=OptimizerConfig(

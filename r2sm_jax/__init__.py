@@ -61,9 +61,10 @@ def load(path, matmul_precision: Literal["float32", "bfloat16"] = "float32"):
 def decide(sentences, model="photos-small", *, abstain: float = 0.0):
     """Decides which mask sentences ask for, without an image; returns one `Decision` for each.
 
-    A `Decision` has `mask_type` ("modal" or "amodal"), `amodal_probability`, and `undecided`. The
-    model is loaded at its first call, which takes two to three seconds. Only its mask-type head,
-    the language model and the calibration are loaded.
+    A `Decision` has `mask_type` ("modal" or "amodal"), `amodal_probability`, `undecided`, and
+    `target`, the words that name what is meant, or None. The model is loaded at its first call,
+    which takes two to three seconds. Only its heads of sentences, the language model and the
+    calibration are loaded.
 
     Args:
         sentences: a list; a single one may be given as a string.

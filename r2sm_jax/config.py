@@ -30,6 +30,8 @@ ReferenceHead = Literal["keyword", "always_modal", "always_amodal", "oracle"]
 """Rules that learn nothing."""
 NO_HEAD = "none"
 """No decision: one mask for every query, as R2SM's baselines give."""
+MIN_TARGET_SENTENCES = 256
+"""From so few sentences without an image a target head learns something."""
 UNSURE_BELOW = 0.3
 """The predicted IoU below which an answer is called unsure, where none is fitted."""
 NUM_COORDINATES = 4
@@ -220,6 +222,9 @@ class ModelConfig:
     """Let the published classifier of EfficientNet, which knows 1,000 classes, have a say in
     whether what a sentence names is there (models/classifier.py). With `--init` as in the run that
     is started from."""
+    target: bool = False
+    """Have a head that marks the words that name what a sentence means, for `decide`. It is trained
+    on sentences alone when a run starts. With `--init` as in the run that is started from."""
     completer: CompleterConfig = field(default_factory=CompleterConfig)
     outliner: OutlinerConfig = field(default_factory=OutlinerConfig)
 
@@ -546,6 +551,11 @@ def check_config(config: Config) -> Config:
         raise InputError(
             f"--loss.instance {config.loss.instance} leaves the refined kernels untrained; give a "
             "weight above 0, or --model.decoder.no-refine"
+        )
+    if config.model.target and config.data.text_only_queries < MIN_TARGET_SENTENCES:
+        raise InputError(
+            "--model.target: its head learns from sentences without an image; give "
+            f"--data.text-only-queries {MIN_TARGET_SENTENCES} or more"
         )
     if select_on in ("train", "test"):
         raise InputError(

@@ -1,4 +1,5 @@
-"""`python -m r2sm_jax.decide "SENTENCE" ...`: which mask sentences ask for, without an image.
+"""`python -m r2sm_jax.decide "SENTENCE" ...`: which mask sentences ask for, and which words name
+what is meant, without an image.
 
 In Python, `r2sm_jax.decide(["..."])` does the same.
 """
@@ -74,9 +75,11 @@ def read_sentences(path: Path) -> list[str]:
 
 
 def describe(sentence: str, decision: Decision) -> str:
-    """Writes a line with type, probability of amodal, whether it is undecided, and the sentence."""
+    """Writes a line with type, probability of amodal, whether it is undecided, the words that name
+    what is meant, and the sentence."""
+    decided = f"{decision.mask_type:<8}{decision.amodal_probability:<8.3f}"
     undecided = "undecided" if decision.undecided else ""
-    return f"{decision.mask_type:<8}{decision.amodal_probability:<8.3f}{undecided:<11}{sentence}"
+    return f"{decided}{undecided:<11}{decision.target or '':<18}  {sentence}"
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
 from r2sm_jax.inference.model_folder import find_folder, read_stored, write_trained_on
 from r2sm_jax.models.pretrained import fill_sizes
-from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
+from r2sm_jax.synthetic.queries.sentences import target_sentences, write_text_only_queries
 from r2sm_jax.synthetic.sources import (
     open_reported,
     open_selecting,
@@ -63,6 +63,9 @@ CROP_PARTS = {
 }
 """What is trained on crops, and what scores it."""
 
+WRITTEN_TARGETS = 3
+"""So often the sentences whose target was labelled by reading stand among the generated ones."""
+
 
 def train(config: Config) -> Path:
     """Runs one experiment: data, model, loop, report. Returns its run folder.
@@ -76,7 +79,7 @@ def train(config: Config) -> Path:
         model = fill_sizes(config.model, known)
         if known is not None:
             # Its constants come with the weights, from a run that may be older than it is.
-            model = replace(model, classifier=known.classifier)
+            model = replace(model, classifier=known.classifier, target=known.target)
         config = replace(config, model=model)
     check_same(flatten_dict(to_json(config), sep="."))
     mesh = make_mesh(config.train, config.distributed.fsdp)
@@ -127,10 +130,12 @@ def make_task(
         task = crop_task(part, config, source, make_evaluation(config, dev), published=published)
         return task, {"data": {"sha256": hash_data(source, read_some(source))}}
 
-    # Only a head that reads words learns from sentences without an image.
-    num_text_only = config.data.text_only_queries if config.model.head in LEARNED_HEADS else 0
+    # Only heads that read words learn from sentences without an image.
+    reads_words = config.model.head in LEARNED_HEADS or config.model.target
+    num_text_only = config.data.text_only_queries if reads_words else 0
     text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
-    data = prepare_data(config, source, text_only)
+    named = [*text_only, *WRITTEN_TARGETS * target_sentences("target_train")]
+    data = prepare_data(config, source, text_only, named)
     fit_absence = data.has_absent_targets
     evaluation = segmenter_evaluation(config, data.texts, dev, fit_absence=fit_absence)
     language_model = {"name": config.model.text.name, **data.texts.identity}

@@ -11,17 +11,19 @@ from query_samples import words_of
 from r2sm_jax import ablate
 from r2sm_jax.ablate import Sizes, scene_sentences
 from r2sm_jax.config import OptimizerConfig
+from r2sm_jax.data.target_words import target_words
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.evaluation.ablation import percent_over_seeds
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_type_heads import LEARNED
-from r2sm_jax.query import REFERENCES
+from r2sm_jax.models.numpy_text import target_head
+from r2sm_jax.query import REFERENCES, Sentence
 from r2sm_jax.synthetic.queries.sentences import (
     intent_sentences,
     write_text_only_queries,
 )
 from r2sm_jax.training import head as training_head
-from r2sm_jax.training.head import pad_sentences, train_head
+from r2sm_jax.training.head import pad_sentences, train_head, train_target_head
 from r2sm_jax.training.optimizer import make_optimizer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -91,6 +93,26 @@ def test_every_head_learns_a_word(name, texts, monkeypatch):
         np.testing.assert_array_equal(train().amodal_logits(groups), logits)
 
 
+def test_a_target_head_learns_a_word(texts, monkeypatch):
+    """Returns the weights of a head that marks a word, whatever stands around it."""
+    monkeypatch.setattr(training_head, "BATCH_SIZE", 32)
+    sentences = [
+        Sentence(f"{start} the mug {place}", "modal", target="mug")
+        for start in ("mark", "show me", "the book behind")
+        for place in ("here", "on the table", "and the dog")
+    ]
+    sentences += [Sentence("the dog", "modal", target=""), Sentence("a hat", "modal")] * 3
+    monkeypatch.setattr(training_head, "TARGET_ROUNDS", 1000)
+    weights = train_target_head(texts, sentences, seed=0)
+    params = {name.removeprefix("target_head."): np.asarray(x) for name, x in weights.items()}
+    assert len(params) == len(weights)
+    for sentence in sentences[:9]:
+        states, mask = texts([sentence.text])
+        (logits,) = target_head(params, states.astype(np.float32), mask)
+        spans = texts.tokenizer.spans(sentence.text)
+        assert target_words(sentence.text, spans, logits) == "the mug", sentence.text
+
+
 def test_the_documented_head_works(texts, monkeypatch):
     """The example of docs/heads.md, put into the registry."""
     page = (DOCS / "heads.md").read_text()
@@ -113,7 +135,7 @@ def test_the_documented_head_works(texts, monkeypatch):
 def run_ablate(tiny_config, tmp_path, command, monkeypatch):
     """Runs the command on the tiny language model and a few sentences."""
     text = tiny_config.model.text
-    sizes = Sizes(num_steps=3, num_scenes=60, num_text_only=100, num_test_scenes=4)
+    sizes = Sizes(num_steps=3, num_scenes=60, num_text_only=100, num_test_scenes=4, every_plain=100)
     monkeypatch.setattr(ablate, "QUICK", sizes)
     flags = ["--quick", "--text.name", text.name, "--text.layers", *text.layers]
     flags += ["--text.max-tokens", text.max_tokens, "--out", tmp_path / "out"]
@@ -128,11 +150,12 @@ def test_the_command_writes_table_figure_and_scores(run_ablate, tmp_path):
     results = {row["head"]: row for row in json.loads((out / "heads.json").read_text())}
     assert list(results) == ["keyword rule", "linear", "mlp"]
     accuracy = results["linear"]["accuracy"]
-    assert list(accuracy) == ["val_r2sm", "val", "val_phrasing", "val_hard", "written"]
+    assert list(accuracy) == ["val_r2sm", "val", "val_phrasing", "val_hard", "written", "plain"]
     table = (out / "heads.md").read_text()
     (row,) = [line for line in table.splitlines() if line.startswith("| linear |")]
     assert row.split(" | ")[1] == percent_over_seeds(accuracy["val_r2sm"])
     assert len(accuracy["val_r2sm"]) == 2 and "phrasing" in table
+    assert "| amodal: " in table and "| modal: " in table
     assert (out / "heads.png").stat().st_size > 5000
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save
 
 import r2sm_jax
 from r2sm_jax import __main__ as package
@@ -25,10 +26,12 @@ from r2sm_jax.inference.decider import BertStates, Decider, load_decider, open_h
 from r2sm_jax.inference.decision import NotEnglish, TruncatedQuery, check_query, is_english
 from r2sm_jax.inference.export import export
 from r2sm_jax.inference.load import flat_weights, load
+from r2sm_jax.inference.model_folder import CONFIG, WEIGHTS, write_checksums
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.mask_type_heads import LEARNED
-from r2sm_jax.models.numpy_text import NumpyBert, gelu, gelu_tanh
+from r2sm_jax.models.hub import read_tensors
+from r2sm_jax.models.mask_type_heads import LEARNED, TargetHead
+from r2sm_jax.models.numpy_text import NumpyBert, gelu, gelu_tanh, target_head
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
@@ -80,6 +83,18 @@ def test_heads_give_the_logits_of_those_in_jax(name):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_target_head_gives_the_logits_of_that_in_jax():
+    rng = np.random.default_rng(0)
+    graphdef, state = nnx.split(TargetHead(32, 3, rngs=nnx.Rngs(0)))
+    state = jax.tree.map(lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32), state)
+    states = rng.normal(0, 1, (3, 9, 3, 32)).astype(np.float32)
+    mask = np.arange(9) < np.array([[9], [1], [4]])
+    expected = nnx.merge(graphdef, state)(jnp.asarray(states)[None], jnp.asarray(mask)[None])[0]
+    weights = {path: np.asarray(value) for path, value in flat_weights(state).items()}
+    logits = target_head(weights, states, mask)
+    np.testing.assert_allclose(logits[mask], np.asarray(expected)[mask], rtol=1e-4, atol=1e-4)
+
+
 def test_activations_are_those_of_jax():
     x = np.linspace(-9, 9, 40_000, dtype=np.float32).reshape(2, 4, 5000)
     np.testing.assert_allclose(gelu(x), nnx.gelu(jnp.asarray(x), approximate=False), atol=2e-6)
@@ -110,7 +125,8 @@ def test_the_decider_decides_as_the_predictor(source, tiny_run, exported, predic
         warnings.simplefilter("ignore", TruncatedQuery)
         decisions = decider(sentences)
         alone = [decider(sentence)[0] for sentence in sentences]
-    np.testing.assert_allclose(decider.logits(sentences), expected, atol=2e-3)
+        logits = [logit for logit, _ in decider.read(sentences)]
+    np.testing.assert_allclose(logits, expected, atol=2e-3)
     for decision, one, logit in zip(decisions, alone, expected, strict=True):
         probability = 1 / (1 + np.exp(-logit))
         assert decision.amodal_probability == pytest.approx(probability, abs=1e-3)
@@ -133,13 +149,35 @@ def test_an_export_is_loaded_without_jax_and_only_its_head_is_read(exported):
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     decisions, loaded = ended.stdout.splitlines()
-    assert (
-        decisions.count("amodal_probability") == 2
-        and loaded == "InputError Decision [] [('head.',)]"
-    )
+    assert decisions.count("amodal_probability") == 2
+    assert loaded == "InputError Decision [] [('head.',), ('target_head.',)]"
     assert r2sm_jax.Predictor is Predictor and r2sm_jax.Prediction is Prediction
     with pytest.raises(AttributeError, match="Predicter"):
         r2sm_jax.Predicter  # noqa: B018
+
+
+@pytest.mark.parametrize(("bias", "target"), [(1e3, "the red mug"), (-1e3, None)])
+def test_a_model_with_a_target_head_says_what_is_named(bias, target, exported, tmp_path):
+    folder = tmp_path / "with_target"
+    shutil.copytree(exported, folder)
+    stored = json.loads((folder / CONFIG).read_text())
+    stored["config"]["model"]["target"] = True
+    (folder / CONFIG).write_text(json.dumps(stored))
+    text = stored["config"]["model"]["text"]
+    head = TargetHead(text["dim"], len(text["layers"]), rngs=nnx.Rngs(0))
+    head.out.bias[...] = jnp.full(1, bias)
+    tensors = read_tensors(folder / WEIGHTS)
+    for path, value in flat_weights(nnx.state(head)).items():
+        tensors[f"target_head.{path}"] = np.asarray(value)
+    (folder / WEIGHTS).write_bytes(save(tensors, {"format": "np"}))
+    write_checksums(folder)
+
+    (decision,) = r2sm_jax.decide("the red mug", folder)
+    assert decision.target == target
+    (before,) = r2sm_jax.decide("the red mug", exported)
+    assert before == decision._replace(target=None)
+    # Nothing else reads it, but a model is loaded with all of its weights.
+    assert load(folder).predictor.weights["target_head"]
 
 
 def test_other_language_models_decide_with_jax(llama_folder):
@@ -149,7 +187,8 @@ def test_other_language_models_decide_with_jax(llama_folder):
     states, _ = texts(SENTENCES)
     # In one batch, as the decider has them.
     expected = states.astype(np.float32).mean((1, 2, 3)) / 2
-    np.testing.assert_allclose(decider.logits(SENTENCES), expected, rtol=1e-3, atol=1e-4)
+    logits = [logit for logit, _ in decider.read(SENTENCES)]
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_tokenizer_is_read_from_its_file_where_that_is_known_to_be_right(bert_folder):
@@ -273,6 +312,7 @@ def test_the_command_prints_lines_or_json(main, exported, command, tmp_path):
         "query": "the red mug",
         "mask_type": first.mask_type,
         "undecided": first.undecided,
+        "target": None,
     }
     assert [row["query"] for row in rows] == ["the red mug", "mug", "what holds coffee?"]
     end = command(main, "the red mug", "--model", exported, "--abstain", 0.5)

@@ -92,6 +92,14 @@ class QueryTokenizer:
         """The numbers of tokens of sentences, up to the limit."""
         return [len(ids) for ids in self(sentences)]
 
+    def spans(self, sentence: str) -> list[tuple[int, int]]:
+        """Returns where each token lies in a sentence: its first character and the one after its
+        last; (0, 0) for the tokens that mark its start and end."""
+        (encoding,) = self._encode([sentence])
+        # As in `cut_off`, the last place of the part that is read is the right one.
+        shift = sentence.rfind(read_part(sentence))
+        return [(a + shift, b + shift) if a < b else (0, 0) for a, b in encoding.offsets]
+
     def cut_off(self, sentence: str) -> str:
         """Returns the words at the end of a sentence that are beyond the limit; the first may be a
         part."""

@@ -1,7 +1,8 @@
-"""The decision alone: which mask sentences ask for, without an image.
+"""The decision alone: which mask sentences ask for, and which words name it, without an image.
 
-Of a model only the mask-type head, the calibration and the language model are read. BERT and most
-heads are computed in NumPy (models/numpy_text.py), so that nothing waits for JAX.
+Of a model only the mask-type head, the target head, the calibration and the language model are
+read. BERT and most heads are computed in NumPy (models/numpy_text.py), so that nothing waits for
+JAX.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from jaxtyping import Bool, Float, Float16
 
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import LEARNED_HEADS, ModelConfig, TextConfig
+from r2sm_jax.data.target_words import target_words
 from r2sm_jax.data.tokenizer import QueryTokenizer, check_language_model, identify, pad_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import (
@@ -31,7 +33,7 @@ from r2sm_jax.inference.model_folder import (
     read_stored,
 )
 from r2sm_jax.models.hub import find_model, read_tensors, weights_sha256
-from r2sm_jax.models.numpy_text import HEADS, NumpyBert, Params, reads_bert
+from r2sm_jax.models.numpy_text import HEADS, NumpyBert, Params, reads_bert, target_head
 from r2sm_jax.query import REFERENCES
 
 BATCH_SENTENCES = 8
@@ -39,9 +41,15 @@ BATCH_SENTENCES = 8
 are no faster: what is between matrix products no longer fits the cache."""
 HEAD = "head."
 """How the names of the head's weights begin."""
+TARGET_HEAD = "target_head."
+"""How those of the head begin that marks the words of the target."""
 
 Head = Callable[[Float[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]], Float[np.ndarray, " k"]]
 """Token states, and which tokens are real -> logits."""
+TokenHead = Callable[
+    [Float[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]], Float[np.ndarray, "k t"]
+]
+"""The same for a logit of each token."""
 
 
 class BertStates:
@@ -75,6 +83,7 @@ class Decider:
         head: A learned head.
         texts: The language model of a learned head: `BertStates` or `TextStates`.
         temperature: Divides its logits.
+        target_head: Marks the words that name what is meant; None in models that have none.
     """
 
     def __init__(
@@ -83,11 +92,13 @@ class Decider:
         head: Head | None = None,
         texts: Any = None,
         temperature: float = 1.0,
+        target_head: TokenHead | None = None,
     ):
         self.name = name
         self.head = head
         self.texts = texts
         self.temperature = temperature
+        self.target_head = target_head
 
     def __call__(self, sentences: Sequence[str], *, abstain: float = 0.0) -> list[Decision]:
         """Returns one decision for each sentence.
@@ -104,24 +115,34 @@ class Decider:
         sentences = [sentences] if isinstance(sentences, str) else list(sentences)
         for sentence in sentences:
             check_query(sentence)
-        logits = self.logits(sentences) if self.texts else np.zeros(len(sentences))
+        if not self.texts:
+            return [decide(self.name, sentence, 0.0, abstain=abstain) for sentence in sentences]
         return [
-            decide(self.name, sentence, float(logit), abstain=abstain)
-            for sentence, logit in zip(sentences, logits, strict=True)
+            decide(self.name, sentence, logit, abstain=abstain)._replace(target=target)
+            for sentence, (logit, target) in zip(sentences, self.read(sentences), strict=True)
         ]
 
-    def logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
-        """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
+    def read(self, sentences: Sequence[str]) -> list[tuple[float, str | None]]:
+        """Computes, by a learned head, the calibrated logit of each sentence, which is above 0 if
+        it asks for amodal, and the words that name what it means."""
         assert self.head is not None
         for sentence in dict.fromkeys(sentences):
             warn_of_unread(self.texts.tokenizer.cut_off(sentence))
-        logits = np.zeros(len(sentences), np.float32)
+        answers: list[tuple[float, str | None]] = [(0.0, None)] * len(sentences)
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
         for start in range(0, len(order), BATCH_SENTENCES):
             rows = order[start : start + BATCH_SENTENCES]
             states, mask = self.texts([sentences[row] for row in rows])
-            logits[rows] = self.head(states.astype(np.float32), mask)
-        return logits / np.float32(self.temperature)
+            states = states.astype(np.float32)
+            logits = self.head(states, mask) / np.float32(self.temperature)
+            named = self.target_head(states, mask) if self.target_head else None
+            for i, row in enumerate(rows):
+                target = None
+                if named is not None:
+                    spans = self.texts.tokenizer.spans(sentences[row])
+                    target = target_words(sentences[row], spans, named[i])
+                answers[row] = float(logits[i]), target
+        return answers
 
 
 # Loading
@@ -160,13 +181,19 @@ def load_decider(name: str | Path) -> Decider:
             f"{name}: its mask-type head, {config.head}, does not decide by the words alone; give "
             f"a model whose head is one of {', '.join(LEARNED_HEADS)}"
         )
-    weights = {}
-    for key, value in read_tensors(folder / WEIGHTS, HEAD).items():
-        weights[key.removeprefix(HEAD)] = value.astype(np.float32)
+    weights = read_head(folder, HEAD)
+    target_weights = read_head(folder, TARGET_HEAD)
     name = language_model_of(folder, stored)
     texts = open_states(config.text, name, stored["language_model"], str(folder))
     temperature = stored.get("calibration", {}).get("type_temperature", 1.0)
-    return Decider(config.head, open_head(config, weights), texts, temperature)
+    mark = partial(target_head, target_weights) if target_weights else None
+    return Decider(config.head, open_head(config, weights), texts, temperature, mark)
+
+
+def read_head(folder: Path, prefix: str) -> Params:
+    """Reads the weights whose names begin like this, in float32; their names go on after it."""
+    tensors = read_tensors(folder / WEIGHTS, prefix)
+    return {key.removeprefix(prefix): x.astype(np.float32) for key, x in tensors.items()}
 
 
 def open_head(config: ModelConfig, weights: Params) -> Head:

@@ -97,6 +97,9 @@ class Decision(NamedTuple):
     no words or the head decides nothing."""
     undecided: bool = False
     """The probability is too near to 0.5 to decide."""
+    target: str | None = None
+    """The words that name what is meant, such as "the saucer" of "the saucer as if the cup were
+    gone"; None if none do, or the model cannot tell."""
 
 
 def decide(

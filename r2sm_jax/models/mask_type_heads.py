@@ -56,9 +56,8 @@ class MLPHead(nnx.Module):
         return self.mlp(pooled)[..., 0]
 
 
-class TransformerHead(nnx.Module):
-    """One small transformer layer over tokens that each hold all layers' states, then attention
-    pooling."""
+class TokenTransformer(nnx.Module):
+    """One small transformer layer over tokens that each hold all layers' states."""
 
     def __init__(
         self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4
@@ -71,18 +70,32 @@ class TransformerHead(nnx.Module):
         self.norm2 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
         self.mlp = MLP((dim, 2 * dim, dim), dtype=jnp.float32, rngs=rngs)
         self.norm3 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
+
+    def tokens(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k t d"]:
+        """Computes the tokens after the layer."""
+        x = self.down(rearrange(states, "b k t l e -> b k t (l e)"))
+
+        query, key, value = jnp.split(self.qkv(self.norm1(x)), 3, axis=-1)
+        x = x + self.attention_out(attend(query, key, value, heads=self.heads, mask=mask))
+        return self.norm3(x + self.mlp(self.norm2(x)))
+
+
+class TransformerHead(TokenTransformer):
+    """A transformer layer over the tokens, then attention pooling."""
+
+    def __init__(
+        self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4
+    ):
+        super().__init__(text_dim, num_layers, rngs=rngs, dim=dim, heads=heads)
         self.pool = Linear(dim, 1, rngs=rngs)
         self.out = Linear(dim, 1, rngs=rngs)
 
     def __call__(
         self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
     ) -> Float[Array, "b k"]:
-        x = self.down(rearrange(states, "b k t l e -> b k t (l e)"))
-
-        query, key, value = jnp.split(self.qkv(self.norm1(x)), 3, axis=-1)
-        x = x + self.attention_out(attend(query, key, value, heads=self.heads, mask=mask))
-        x = self.norm3(x + self.mlp(self.norm2(x)))
-
+        x = self.tokens(states, mask)
         # -1e9 and not -inf: a row of padding alone must not give NaN.
         scores = jnp.where(mask, self.pool(x)[..., 0], -1e9)
         pooled = jnp.einsum("bkt,bktd->bkd", jax.nn.softmax(scores, axis=-1), x)
@@ -120,6 +133,24 @@ class LayersHead(nnx.Module):
         scales = jax.lax.rsqrt(jnp.square(states).mean(-1) + 1e-6) * shares
         mixed = (states * scales[..., None]).sum(-2)
         return self.transformer(mixed[..., None, :], mask)
+
+
+class TargetHead(TokenTransformer):
+    """A transformer layer over the tokens, then for each the logit that its word names what is
+    meant.
+
+    It is no mask-type head and is constant in training: it learns from sentences alone before the
+    first step (training/head.py).
+    """
+
+    def __init__(self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs):
+        super().__init__(text_dim, num_layers, rngs=rngs)
+        self.out = Linear(128, 1, rngs=rngs)
+
+    def __call__(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k t"]:
+        return self.out(self.tokens(states, mask))[..., 0]
 
 
 def member_logits(

@@ -19,7 +19,7 @@ Params = Mapping[str, np.ndarray]
 MASKED = -1e9
 """The attention score of a token that must not be seen."""
 ATTENTION_HEADS = 4
-"""Of `TransformerHead`."""
+"""Of `TokenTransformer`."""
 
 
 def reads_bert(folder: Path) -> bool:
@@ -175,17 +175,32 @@ def transformer_head(
     params: Params, name: str, x: Float[np.ndarray, "b t d"], mask: Bool[np.ndarray, "b t"]
 ) -> Float[np.ndarray, " b"]:
     """Computes the `TransformerHead` of this name."""
-    x = linear(params, f"{name}.down", x)
-    qkv = linear(params, f"{name}.qkv", norm(params, f"{name}.norm1", x, 1e-5))
-    queries, keys, values = np.split(qkv, 3, axis=-1)
-    attended = attend(queries, keys, values, mask, ATTENTION_HEADS)
-    x = x + linear(params, f"{name}.attention_out", attended)
-    x = x + mlp(params, f"{name}.mlp", norm(params, f"{name}.norm2", x, 1e-5))
-    x = norm(params, f"{name}.norm3", x, 1e-5)
+    x = token_transformer(params, f"{name}.", x, mask)
     scores = linear(params, f"{name}.pool", x)[..., 0]
     weights = softmax(np.where(mask, scores, np.float32(MASKED)))
     pooled = (weights[..., None] * x).sum(1)
     return linear(params, f"{name}.out", pooled)[:, 0]
+
+
+def target_head(
+    params: Params, states: Float[np.ndarray, "b t l e"], mask: Bool[np.ndarray, "b t"]
+) -> Float[np.ndarray, "b t"]:
+    """Computes `TargetHead`: a logit for each token."""
+    x = token_transformer(params, "", states.reshape(*mask.shape, -1), mask)
+    return linear(params, "out", x)[..., 0]
+
+
+def token_transformer(
+    params: Params, prefix: str, x: Float[np.ndarray, "b t d"], mask: Bool[np.ndarray, "b t"]
+) -> Float[np.ndarray, "b t c"]:
+    """Computes `TokenTransformer.tokens`; `prefix`: of its weights."""
+    x = linear(params, f"{prefix}down", x)
+    qkv = linear(params, f"{prefix}qkv", norm(params, f"{prefix}norm1", x, 1e-5))
+    queries, keys, values = np.split(qkv, 3, axis=-1)
+    attended = attend(queries, keys, values, mask, ATTENTION_HEADS)
+    x = x + linear(params, f"{prefix}attention_out", attended)
+    x = x + mlp(params, f"{prefix}mlp", norm(params, f"{prefix}norm2", x, 1e-5))
+    return norm(params, f"{prefix}norm3", x, 1e-5)
 
 
 def mean_pool(

@@ -15,7 +15,7 @@ from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.classifier import Classifier
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
-from r2sm_jax.models.layers import MLP, Linear, build_abstract
+from r2sm_jax.models.layers import MLP, Linear, build_abstract, freeze
 from r2sm_jax.models.mask_decoder import (
     DecoderOutput,
     MaskDecoder,
@@ -179,6 +179,14 @@ class R2SM(nnx.Module):
         if config.classifier:
             dim = config.vision.efficientnet_dims[-1]
             self.classifier = nnx.data(Classifier(dim, config.text.dim, dtype=dtype, rngs=rngs))
+
+        # Nothing here reads it: it is for `decide`, and lies with the weights so that an export has
+        # it.
+        self.target_head = None
+        if config.target:
+            marker = heads.TargetHead(config.text.dim, len(config.text.layers), rngs=rngs)
+            freeze(marker)
+            self.target_head = nnx.data(marker)
 
     def __call__(
         self,

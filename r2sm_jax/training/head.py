@@ -1,8 +1,10 @@
-"""Trains a mask-type head alone, on token states of sentences, without images.
+"""Trains heads alone, on token states of sentences, without images.
 
 The language model is frozen and a head reads only its token states, so a head trains in seconds.
-Loss, optimizer and token dropout are those of `train.py`, which trains the same head together with
-the masks. It is no task of loop.py: nothing of so short a training is saved or resumed.
+Of a mask-type head, loss, optimizer and token dropout are those of `train.py`, which trains the
+same head together with the masks. The target head is only trained here, before the first step of a
+run.
+Neither is a task of loop.py: nothing of so short a training is saved or resumed.
 """
 
 from collections.abc import Sequence
@@ -18,14 +20,22 @@ from jaxtyping import Bool, Float, Float16, Int
 
 from r2sm_jax.config import DataConfig, LossConfig
 from r2sm_jax.data.prepare import drop_tokens
+from r2sm_jax.data.target_words import is_named
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.models.mask_type_heads import LEARNED, member_logits
+from r2sm_jax.models.mask_type_heads import LEARNED, TargetHead, member_logits
+from r2sm_jax.query import Sentence
 from r2sm_jax.training.losses import type_loss
 from r2sm_jax.training.step import init_state, update
 
 BATCH_SIZE = 128
 PADDED_LENGTHS = (12, 16, 22, 32, 48)
 """Sentences are padded to the next of these numbers of tokens; longer ones are cut to the last."""
+TARGET_ROUNDS = 8
+"""So often a target head sees each sentence, but for at most `MAX_TARGET_STEPS` steps."""
+MAX_TARGET_STEPS = 800
+TARGET_RATE = 1e-3
+NAMED_WEIGHT = 4.0
+"""Weight in its loss of the tokens that name what is meant."""
 
 
 class PaddedSentences(NamedTuple):
@@ -105,6 +115,60 @@ def train_head(
         grads = _type_gradient(graphdef, state.params, group.states[chosen], mask, labels)
         state = _update(state, grads, optimizer, 0.0)
     return TrainedHead(graphdef, state.params)
+
+
+def train_target_head(
+    texts: TextStates, sentences: Sequence[Sentence], seed: int
+) -> dict[str, jax.Array]:
+    """Trains a `TargetHead` on the sentences whose target is known. Returns its weights by dotted
+    path in the segmenter."""
+    known, labels = [], []
+    for sentence in sentences:
+        if sentence.target is not None:
+            spans = texts.tokenizer.spans(sentence.text)
+            named = is_named(sentence.text, sentence.target, spans)
+            if named is not None:
+                known.append(sentence.text)
+                labels.append(named)
+    groups = pad_sentences(texts, known)
+    num_layers, text_dim = groups[0].states.shape[-2:]
+    graphdef, params = nnx.split(TargetHead(text_dim, num_layers, rngs=nnx.Rngs(seed)))
+    num_steps = min(MAX_TARGET_STEPS, TARGET_ROUNDS * len(known) // BATCH_SIZE + 1)
+    optimizer = optax.adamw(optax.cosine_decay_schedule(TARGET_RATE, num_steps))
+    state = init_state(params, optimizer)
+    rng = np.random.default_rng(seed)
+    sizes = np.array([len(group.rows) for group in groups])
+    for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
+        group = groups[i]
+        chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
+        named = np.zeros_like(group.mask[chosen])
+        for row, number in enumerate(group.rows[chosen]):
+            label = labels[number][: named.shape[1]]
+            named[row, : len(label)] = label
+        mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
+        grads = _target_gradient(graphdef, state.params, group.states[chosen], mask, named)
+        state = _update(state, grads, optimizer, 0.0)
+    flat = nnx.to_flat_state(state.params)
+    return {".".join(("target_head", *map(str, path))): leaf[...] for path, leaf in flat}
+
+
+@partial(jax.jit, static_argnums=0)
+def _target_gradient(
+    graphdef: nnx.GraphDef,
+    params: nnx.State,
+    states: jax.Array,
+    mask: jax.Array,
+    is_named: jax.Array,
+) -> nnx.State:
+    def loss_fn(params: nnx.State) -> jax.Array:
+        head = nnx.merge(graphdef, params)
+        logits = head(states[None].astype(jnp.float32), mask[None])[0]
+        losses = optax.sigmoid_binary_cross_entropy(logits, is_named)
+        # Few tokens name something, and a run without them is no answer at all.
+        weights = jnp.where(is_named, NAMED_WEIGHT, 1.0) * mask
+        return (losses * weights).sum() / weights.sum()
+
+    return jax.grad(loss_fn)(params)
 
 
 # A step is two programs, since compiling takes as long as training: the gradient is compiled for

@@ -23,6 +23,7 @@ from r2sm_jax.models.matching import put_weights
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.query import Sentence
+from r2sm_jax.training.head import train_target_head
 from r2sm_jax.training.loop import Evaluate, Task
 from r2sm_jax.training.losses import segmenter_loss
 from r2sm_jax.training.processes import shard_locally
@@ -44,11 +45,18 @@ class TrainingData(NamedTuple):
     sentences: list[str]
     """Some of the queries."""
     sha256: str
+    named: Sequence[Sentence]
+    """Sentences that a head of targets learns from."""
     has_absent_targets: bool
     """Whether some queries are for something that is not in the picture."""
 
 
-def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) -> TrainingData:
+def prepare_data(
+    config: Config,
+    source: Source,
+    text_only: Sequence[Sentence],
+    named: Sequence[Sentence] = (),
+) -> TrainingData:
     """Opens the language model. Images are prepared and sentences encoded later, as batches need
     them.
 
@@ -56,6 +64,7 @@ def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) 
         config: a resolved configuration.
         source: the training split.
         text_only: sentences without an image, for a head that reads words.
+        named: those that a head of targets learns from.
 
     Raises InputError if the language model cannot be read or does not fit the configuration.
     """
@@ -115,6 +124,7 @@ def prepare_data(config: Config, source: Source, text_only: Sequence[Sentence]) 
         names={group: texts.embeddings(words) for group, words in source.vocabulary.items()},
         sentences=sentences,
         sha256=hash_data(source, samples),
+        named=named,
         has_absent_targets=any(not query.instance_ids for query in queries),
     )
 
@@ -136,7 +146,7 @@ def segmenter_task(
     model = build_model(config.model, rngs=nnx.Rngs(config.train.seed))
     print_parameters(model, data.texts)
     if published:
-        load_published(model, data)
+        load_published(model, data, config.train.seed)
 
     def read_batches(position: int | None) -> Iterator[tuple[Batch, int]]:
         start = position or 0
@@ -154,15 +164,17 @@ def segmenter_task(
     return Task(model, segmenter_loss(config, data.names), read_batches, evaluate)
 
 
-def load_published(model: R2SM, data: TrainingData) -> None:
+def load_published(model: R2SM, data: TrainingData, seed: int) -> None:
     """Puts published weights into a model and prints where they went; computes the vectors of a
-    classifier."""
+    classifier, and trains the head of targets."""
     _, params, constants = nnx.split(model, nnx.Param, ...)
     params, constants, matches = load_pretrained(model.config, params, constants)
     for name, found in matches.items():
         print(f"{name}: {found}", flush=True)
     if model.config.classifier:
         constants = put_weights(constants, make_constants(data.texts, data.sentences))
+    if model.config.target:
+        constants = put_weights(constants, train_target_head(data.texts, data.named, seed))
     nnx.update(model, params, constants)
 
 
@@ -173,6 +185,7 @@ def print_parameters(model: R2SM, texts: TextStates) -> None:
     parts["trainable"] = params
     parts["frozen: vision"] = constants.get("vision", {})
     parts["frozen: classifier"] = constants.get("classifier", {})
+    parts["frozen: target head"] = constants.get("target_head", {})
     parts[f"frozen: {texts.folder.name}"] = texts.weights
     print("parameters")
     for name, part in parts.items():
