@@ -66,6 +66,11 @@ def decide(sentences, model="photos-small", *, abstain: float = 0.0):
     which takes two to three seconds. Only its heads of sentences, the language model and the
     calibration are loaded.
 
+    NumPy multiplies with all threads of its BLAS, which is up to 60 times slower where other
+    programs use the processors; the command `decide` uses one. Here that is left as it is: set
+    OPENBLAS_NUM_THREADS=1 before NumPy is imported, or call it within
+    `threadpoolctl.threadpool_limits(1)`.
+
     Args:
         sentences: a list; a single one may be given as a string.
         model: as `path` of `load`.

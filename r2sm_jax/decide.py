@@ -6,6 +6,7 @@ In Python, `r2sm_jax.decide(["..."])` does the same.
 
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,10 @@ from r2sm_jax.cli import cli_main
 from r2sm_jax.flags import DecideConfig, check_flags, read_flags
 
 if __name__ == "__main__":
+    # The threads of a BLAS wait for each other: beside other work they are up to 60 times slower
+    # than one, and alone hardly faster. NumPy reads this when it is imported.
+    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(DecideConfig)
 

@@ -2,6 +2,7 @@
 scored."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -178,6 +179,26 @@ def test_a_model_with_a_target_head_says_what_is_named(bias, target, exported, t
     assert before == decision._replace(target=None)
     # Nothing else reads it, but a model is loaded with all of its weights.
     assert load(folder).predictor.weights["target_head"]
+
+
+def test_the_command_uses_one_thread_for_products_unless_it_is_told_otherwise():
+    program = (
+        "import os, runpy, sys\n"
+        "sys.argv = ['decide', '--nothing-like-it']\n"
+        "try:\n    runpy.run_module('r2sm_jax.decide', run_name='__main__')\n"
+        "except SystemExit:\n    pass\n"
+        "print(os.environ['OPENBLAS_NUM_THREADS'], os.environ['OMP_NUM_THREADS'],\n"
+        "      'numpy' in sys.modules)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    for given, expected in (({}, "1 1 False"), ({"OMP_NUM_THREADS": "3"}, "1 3 False")):
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env=environment | given,
+        )
+        assert ended.stdout.split("\n")[-2] == expected, ended.stderr
 
 
 def test_other_language_models_decide_with_jax(llama_folder):
