@@ -152,6 +152,7 @@ def _read_instance(
     instance = make_instance(annotation, rles, category, ignore, fields)
     is_box = DRAWN_FROM in fields and DRAWN_FROM not in record
     if is_box:
+        assert annotation.bbox is not None  # the mask was drawn from it
         comparison.add_box(name, annotation.bbox, size)
     # A box of D2SA that reaches out of the image is not that of the cropped mask.
     stated = None if is_box or options.crop else annotation
