@@ -13,6 +13,7 @@ The answers of our own segmenter are scored as the entries that `predict` writes
 import hashlib
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -95,7 +96,7 @@ def read_entries(path: Path, kind: type[T]) -> list[T]:
         raise InputError(f"{path}: the file is empty; give a JSON list of predictions")
     try:
         if content.lstrip().startswith(b"["):
-            return msgspec.json.decode(content, type=list[kind])
+            return msgspec.json.decode(content, type=GenericAlias(list, kind))
         return msgspec.json.Decoder(kind).decode_lines(content)
     except msgspec.DecodeError as error:
         raise InputError(f"{path}: {error}; see docs/metrics.md and docs/intent.md") from error
