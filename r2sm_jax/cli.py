@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import tyro
 
-from r2sm_jax.config import Config, check_config, default_config
+from r2sm_jax.config import CompleterConfig, Config, check_config, default_config
 from r2sm_jax.errors import InputError
 
 T = TypeVar("T")
@@ -194,6 +194,7 @@ def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
     Raises InputError for a value that its field cannot have, and for an unknown field, as after an
     incompatible version.
     """
+    values = without_backbone(values, is_completer=cls is CompleterConfig)
     try:
         config = msgspec.convert(values, cls)
     except msgspec.ValidationError as error:
@@ -201,6 +202,19 @@ def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
     for name in _unknown_fields(values, to_json(config)):
         raise InputError(f"{where}: unknown field {name}, which another version of r2sm_jax wrote")
     return config
+
+
+def without_backbone(values: dict[str, Any], *, is_completer: bool) -> dict[str, Any]:
+    """Leaves out what older versions wrote about the backbone of a completer that had none: no
+    completer has one now."""
+    kept = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            value = without_backbone(value, is_completer=name == "completer")
+        of_backbone = name in ("efficientnet", "block_dims")
+        if not (is_completer and of_backbone and not values.get("efficientnet")):
+            kept[name] = value
+    return kept
 
 
 def _unknown_fields(values: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:

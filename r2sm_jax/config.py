@@ -160,11 +160,6 @@ class CompleterConfig:
     depth: int = 4
     """Transformer blocks on the coarsest grid."""
     heads: int = 4
-    efficientnet: str = ""
-    """Published weights of a frozen backbone whose features it reads, too: a name such as
-    efficientnet-lite2 or a file; empty = no backbone."""
-    block_dims: tuple[int, ...] = LITE2_BLOCK_DIMS
-    """Channels after each block of the backbone, up to stride 16."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from r2sm_jax.training.step import init_state, jit_train_step
 ROOT = Path(__file__).parents[1]
 DRY_CROPS = """--train.part {0} --train.steps 2 --train.batch-size 2 --train.evaluate-samples 8
     --data.scenes 8 --model.vision.image-size 64 --model.{0}.size 32 --model.{0}.dims 8 16
-    --model.{0}.depth 1 --model.{0}.heads 2 --model.{0}.efficientnet= --model.{0}.block-dims 8 16 8
+    --model.{0}.depth 1 --model.{0}.heads 2
 """
 """A training of a completer or an outliner in a dry run."""
 PARTS = {
@@ -227,6 +227,7 @@ def training_flags(args: GpuConfig) -> dict[str, list[str]]:
     """
     if args.dry_run:
         parts = {name: DRY_CROPS.format(name) for name in ("completer", "outliner")}
+        parts["outliner"] += "--model.outliner.efficientnet= --model.outliner.block-dims 8 16 8"
         parts |= dict.fromkeys(("segmenter", "default"), args.flags)
         return {name: shlex.split(flags) for name, flags in parts.items()}
 
@@ -235,7 +236,6 @@ def training_flags(args: GpuConfig) -> dict[str, list[str]]:
     configs = shlex.quote(str(ROOT / "configs"))
     parts = {
         "completer": f"""{configs}/completer.py {source}
-            --model.completer.size 128 --model.completer.efficientnet=
             --train.batch-size 256 --train.steps 13400 --train.evaluate-every 2680""",
         "outliner": f"""{configs}/outliner.py {source}
             --train.batch-size 64 --train.steps 9000 --train.evaluate-every 1800""",

@@ -25,7 +25,7 @@ CROPS = """
 SIZES = "--model.{0}.size 32 --model.{0}.dims 8 16 --model.{0}.depth 1 --model.{0}.heads 2"
 COMPLETER = [*CROPS, "--train.part", "completer", *SIZES.format("completer").split()]
 OUTLINER = [*CROPS, "--train.part", "outliner", *SIZES.format("outliner").split()]
-OUTLINER += "--model.outliner.efficientnet= --model.outliner.block-dims 8 16 8".split()
+OUTLINER += ["--model.outliner.efficientnet", "", *"--model.outliner.block-dims 8 16 8".split()]
 
 
 @pytest.fixture(scope="module")
@@ -150,19 +150,19 @@ def test_a_segmenter_starts_from_a_run_and_from_an_export_alike(tiny_run, tiny_c
         assert path == other and np.array_equal(value[...], stored[...])
 
 
-def test_a_completer_reads_the_features_of_a_published_backbone(tmp_path, command, refused):
+def test_an_outliner_reads_the_features_of_a_published_backbone(tmp_path, command, refused):
     published = tmp_path / "tiny.safetensors"
     save_file(tiny_tensors(), published)
-    flags = with_flags(COMPLETER, "--model.completer.efficientnet", published, "--train.steps", 2)
+    flags = with_flags(OUTLINER, "--model.outliner.efficientnet", published, "--train.steps", 2)
     message = refused(train.main, *flags, "--run", tmp_path / "other")
     assert "does not fit its config.json" in message
     assert not (tmp_path / "other").exists()
-    fitting = ["--model.completer.block-dims", *DIMS[:6]]
-    end = command(train.main, *flags, *fitting, "--run", tmp_path / "run")
+    fitting = with_flags(flags, "--model.outliner.block-dims", *DIMS[:4])
+    end = command(train.main, *fitting, "--run", tmp_path / "run")
     assert end.code == 0, end.err
     tensors = load_file(tmp_path / "run/model.safetensors")
-    expected = read_efficientnet(published)["_blocks.5._project_conv.weight"][..., 0, 0]
-    kernel = tensors["completer.efficientnet.blocks.5.project.kernel"]
+    expected = read_efficientnet(published)["_blocks.3._project_conv.weight"][..., 0, 0]
+    kernel = tensors["outliner.efficientnet.blocks.3.project.kernel"]
     np.testing.assert_array_equal(kernel, expected.T)
 
 

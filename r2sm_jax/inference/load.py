@@ -211,7 +211,7 @@ def published_weights(part: str, stored: Mapping[str, Any]) -> Mapping[str, Tens
         return weights
     model, sizes = PARTS[part]
     config = from_json(sizes, stored[part]["config"], CONFIG)
-    if config.efficientnet not in EFFICIENTNETS:
+    if part != "outliner" or config.efficientnet not in EFFICIENTNETS:
         return {}
     backbone = nnx.state(model.abstract(config))["efficientnet"]
     filled = first_blocks(backbone, find_model(config.efficientnet, EFFICIENTNET_FLAG))

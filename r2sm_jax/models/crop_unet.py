@@ -2,7 +2,7 @@
 
 The completer adds the hidden part to a visible mask. The outliner draws the visible mask of what a
 box or clicks mean. Neither needs a class or a sentence, so any masks can teach them. Few photos
-are enough for outlines, but not for parts and textures: so they may read the features of a
+are enough for outlines, but not for parts and textures: so the outliner reads the features of a
 published backbone, which stays frozen.
 
 A crop has `NUM_CHANNELS` channels from 0 to 255: colours (3), inside of the image, and three
@@ -10,7 +10,6 @@ planes. These are the visible mask, the visible masks of the other objects and w
 known (completer), or the inside of the box, positive and negative clicks (outliner).
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,11 +21,9 @@ from jaxtyping import Array, Float, Real
 
 from r2sm_jax.config import CompleterConfig, OutlinerConfig
 from r2sm_jax.models.efficientnet import EfficientNetLite
-from r2sm_jax.models.layers import MLP, Attention, Conv, Linear, freeze, resize
+from r2sm_jax.models.layers import MLP, Attention, Conv, Linear, freeze
 
 NUM_CHANNELS = 7
-BACKBONE_SIZE = 128
-"""Pixels of the crop that the completer's backbone reads: it knows objects of a certain size."""
 
 
 class CropOutput(NamedTuple):
@@ -80,8 +77,7 @@ class CropUNet(nnx.Module):
         config: CompleterConfig | OutlinerConfig,
         *,
         patch: int,
-        has_backbone: bool,
-        on_every_grid: bool = False,
+        block_dims: tuple[int, ...] = (),
         predicts_hidden: bool = False,
         rngs: nnx.Rngs,
     ):
@@ -89,15 +85,14 @@ class CropUNet(nnx.Module):
 
         Args:
             patch: pixels of the crop in a cell of the finest grid, each way.
-            has_backbone: whether features of a frozen backbone are read.
-            on_every_grid: whether they are read on each grid; else on the coarsest one.
+            block_dims: channels after each block of a frozen backbone, whose features are read on
+                each grid; empty = none is read.
             predicts_hidden: whether the token that reads how good the mask is also reads if a part
                 of the object is hidden.
         """
         dims = config.dims
         coarsest = dims[-1]
         self.patch = patch
-        self.on_every_grid = on_every_grid
         self.stem = Conv(patch**2 * NUM_CHANNELS, dims[0], (3, 3), padding=1, rngs=rngs)
         self.encoder = nnx.List([ResidualBlock(dim, rngs=rngs) for dim in dims])
         pairs = list(pairwise(dims))
@@ -114,14 +109,13 @@ class CropUNet(nnx.Module):
         start = nnx.initializers.constant(-2.0)
         self.mask = Conv(dims[0], 4, (3, 3), padding=1, bias_init=start, rngs=rngs)
         self.efficientnet = None
-        if has_backbone:
-            backbone = EfficientNetLite(config.block_dims, dtype=jnp.dtype("float32"), rngs=rngs)
+        if block_dims:
+            backbone = EfficientNetLite(block_dims, dtype=jnp.dtype("float32"), rngs=rngs)
             freeze(backbone)
             self.efficientnet = nnx.data(backbone)
-            joined_dims = dims if on_every_grid else dims[-1:]
-            feature_dims = backbone.dims[-len(joined_dims) :]
+            feature_dims = backbone.dims[-len(dims) :]
             self.feature_norms = nnx.List([nnx.LayerNorm(dim, rngs=rngs) for dim in feature_dims])
-            joins = zip(feature_dims, joined_dims, strict=True)
+            joins = zip(feature_dims, dims, strict=True)
             self.joins = nnx.List([Linear(*pair, rngs=rngs) for pair in joins])
         self.iou_token = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, coarsest)))
         self.iou = Linear(coarsest, 1, rngs=rngs)
@@ -137,15 +131,12 @@ class CropUNet(nnx.Module):
         x = self.stem(patches)
         skips = []
         for level, block in enumerate(self.encoder):
-            if features and self.on_every_grid:
+            if features:
                 x = x + features[level]
             x = block(x)
             if level < len(self.down):
                 skips.append(x)
                 x = self.down[level](x)
-        if features and not self.on_every_grid:
-            x = x + resize(features[0], x.shape[1])
-
         x, token = self._attend(x)
         for level in reversed(range(len(self.decoder))):
             x = self.up[level](x)
@@ -157,17 +148,13 @@ class CropUNet(nnx.Module):
         masks = rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2)
         return CropOutput(masks, iou, hidden_logit)
 
-    def _read_features(
-        self, channels: Float[Array, "m s s c"]
-    ) -> Sequence[Float[Array, "m _h _w _d"]]:
+    def _read_features(self, channels: Float[Array, "m s s c"]) -> list[Float[Array, "m _h _w _d"]]:
         """The backbone's features with the channels of the grids that read them."""
         if self.efficientnet is None:
-            return ()
+            return []
         # Published backbones read (pixels - 127) / 128, and 0 outside of the image.
         colours, inside = channels[..., :3], channels[..., 3:4]
         image = (127.5 * colours + 0.5 * inside) / 128
-        if not self.on_every_grid:
-            image = resize(image, BACKBONE_SIZE)
         levels = self.efficientnet(image)[-len(self.joins) :]
         return [
             join(norm(level))
@@ -198,16 +185,10 @@ def normalise(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
 def make_completer(config: CompleterConfig, *, rngs: nnx.Rngs) -> CropUNet:
     """Builds a completer. Its mask has the crop's resolution; its finest grid has half of it: a
     convolution there costs a quarter, and the visible part of the outline is given anyway."""
-    return CropUNet(
-        config,
-        patch=2,
-        has_backbone=bool(config.efficientnet),
-        predicts_hidden=True,
-        rngs=rngs,
-    )
+    return CropUNet(config, patch=2, predicts_hidden=True, rngs=rngs)
 
 
 def make_outliner(config: OutlinerConfig, *, rngs: nnx.Rngs) -> CropUNet:
     """Builds an outliner. Its mask has half of the crop's resolution. The backbone's first grid has
     stride 2; the next ones are the grids of this network."""
-    return CropUNet(config, patch=4, has_backbone=True, on_every_grid=True, rngs=rngs)
+    return CropUNet(config, patch=4, block_dims=config.block_dims, rngs=rngs)

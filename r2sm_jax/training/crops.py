@@ -153,7 +153,7 @@ def crop_task(
     sizes = getattr(config.model, name)
     batches = example_batches(source, config, partial(part.cut, size=sizes.size))
     model = part.build(sizes, rngs=nnx.Rngs(config.train.seed))
-    if published and sizes.efficientnet:
+    if published and model.efficientnet is not None and sizes.efficientnet:
         found = find_model(sizes.efficientnet, f"--model.{name}.efficientnet")
         weights = first_blocks(nnx.state(model.efficientnet), found)
         nnx.update(model.efficientnet, weights)
