@@ -638,6 +638,6 @@ def test_one_query_may_be_given_as_a_string_and_none_is_fine(images):
 )
 def test_decide(head, mask_type, logit, expected):
     """The head, rules, the oracle, the head `none`, and types that the caller forces."""
-    mask_type, probability, undecided = decide(head, "the mug", logit, mask_type, abstain=0.1)
-    assert (mask_type, undecided) == (expected[0], expected[2])
-    assert probability == pytest.approx(expected[1])
+    decision = decide(head, "the mug", logit, mask_type, abstain=0.1)
+    assert (decision.mask_type, decision.undecided) == (expected[0], expected[2])
+    assert decision.amodal_probability == pytest.approx(expected[1])
