@@ -67,7 +67,7 @@ class _Images:
             self._undo.clear()
             try:
                 yield
-            except Exception:
+            except Exception:  # raised again: `Collector.record` decides what it counts as
                 for undo in reversed(self._undo):
                     undo()
                 raise
