@@ -9,6 +9,8 @@ from typing import Any, Literal
 MaskType = Literal["modal", "amodal"]
 """modal: the visible part; amodal: the complete shape, hidden parts included."""
 MASK_TYPES: tuple[MaskType, ...] = ("modal", "amodal")
+MODAL, AMODAL = 0, 1
+"""Where they stand on the axis of a pair of masks: `[... 2 h w]`."""
 QUERY_TYPES = ("all", *MASK_TYPES)
 """Groups of queries by the requested type. Every figure of masks is given for each."""
 

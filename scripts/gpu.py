@@ -567,9 +567,8 @@ def batch_shapes(config: Config) -> dict[str, Any]:
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
         "image": ((size, size, 3), jnp.uint8),
         "image_mask": ((size, size), jnp.bool_),
-        "modal": ((m, mask, mask), jnp.uint8),
-        "amodal": ((m, mask, mask), jnp.uint8),
-        "has_amodal": ((m,), jnp.bool_),
+        "masks": ((m, 2, mask, mask), jnp.uint8),
+        "is_known": ((m, 2), jnp.bool_),
         "boxes": ((m, 4), jnp.float32),
         "pixel_weight": ((mask, mask), jnp.uint8),
         "query_instances": ((k, m), jnp.bool_),

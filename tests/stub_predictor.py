@@ -15,7 +15,7 @@ from r2sm_jax.inference.crop_models import Completion, MaskCompleter, MaskOutlin
 from r2sm_jax.inference.parts import Parts
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput
-from r2sm_jax.query import Prompt, keyword_mask_type
+from r2sm_jax.query import MODAL, Prompt, keyword_mask_type
 
 IMAGE_SIZE, MASK_SIZE, NUM_SLOTS = 32, 8, 2
 
@@ -117,15 +117,14 @@ class StubPredictor(Predictor):
         """A square whose lower half is hidden; bright images have larger ones."""
         b, k = text_mask.shape[:2]
         cells = np.arange(MASK_SIZE)
-        amodal = np.full((b, MASK_SIZE, MASK_SIZE), -4.0, np.float32)
-        for row, brightness in enumerate(np.asarray(image_features.tokens).ravel()):
+        masks = np.full((b, 2, MASK_SIZE, MASK_SIZE), -4.0, np.float32)
+        for pair, brightness in zip(masks, np.asarray(image_features.tokens).ravel(), strict=True):
             inside = cells < 2 + 6 * brightness
-            amodal[row][np.outer(inside, inside)] = 4.0
-        modal = amodal.copy()
-        modal[:, MASK_SIZE // 2 :] = -4.0
+            pair[:, np.outer(inside, inside)] = 4.0
+        masks[:, MODAL, MASK_SIZE // 2 :] = -4.0
 
         num_masks = 1 + NUM_SLOTS
-        shape = (b, k, num_masks, MASK_SIZE, MASK_SIZE)
+        shape = (b, k, num_masks, 2, MASK_SIZE, MASK_SIZE)
 
         # The fused mask and the first slot are present.
         presence = np.full((b, k, num_masks), -3.0, np.float32)
@@ -135,8 +134,7 @@ class StubPredictor(Predictor):
         iou[..., 0, :] = self.predicted_iou
         return R2SMOutput(
             amodal_logit=states[..., 0, 0, 0].astype(np.float32),
-            modal=np.broadcast_to(modal[:, None, None], shape),
-            amodal=np.broadcast_to(amodal[:, None, None], shape),
+            masks=np.broadcast_to(masks[:, None, None], shape),
             presence=presence,
             iou=iou,
         )

@@ -16,7 +16,7 @@ from r2sm_jax.data.batches import ExampleBuilder, Examples, training_batches
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import Prepared, prepare
-from r2sm_jax.query import Query
+from r2sm_jax.query import AMODAL, MODAL, Query
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.sources import open_source
 
@@ -72,7 +72,7 @@ def test_an_object_that_is_fully_visible_is_pooled_once(monkeypatch):
     monkeypatch.setattr(Letterbox, "coverage", count)
     other = prepared(replace(sample(), instances=(hidden, shared)))
     assert sum(mask is book for mask in pooled) == 1
-    for name in ("modal", "amodal", "boxes", "pixel_weight"):
+    for name in ("masks", "boxes", "pixel_weight"):
         np.testing.assert_array_equal(one[name], other[name])
 
 
@@ -103,22 +103,20 @@ def test_image_and_masks_stay_on_each_other_in_the_letterbox():
         and not p["image_mask"][16:].any()
     )
     bright = (p["image"][..., 0] > 200) & p["image_mask"]
-    drawn = p["modal"][0].repeat(2, 0).repeat(2, 1) > 127
+    drawn = p["masks"][0, MODAL].repeat(2, 0).repeat(2, 1) > 127
     assert np.count_nonzero(bright & drawn) / np.count_nonzero(bright | drawn) > 0.85
     assert (
-        p["modal"].dtype == np.uint8
-        and not p["modal"][:, 8:].any()
+        p["masks"].dtype == np.uint8
+        and not p["masks"][..., 8:, :].any()
         and (p["pixel_weight"][:8] == 255).all()
     )
     assert not p["pixel_weight"][8:].any()
 
 
 def test_modal_lies_within_amodal_and_only_the_hidden_part_differs():
-    p = prepared()
-    assert (p["modal"] <= p["amodal"]).all()
-    assert (p["modal"][1] == p["amodal"][1]).all() and p["amodal"][0].sum() > 1.8 * p["modal"][
-        0
-    ].sum()
+    (mug_modal, mug_amodal), (book_modal, book_amodal) = prepared()["masks"]
+    assert (mug_modal <= mug_amodal).all() and mug_amodal.sum() > 1.8 * mug_modal.sum()
+    assert (book_modal == book_amodal).all()
 
 
 def test_boxes_names_and_members():
@@ -138,7 +136,7 @@ def test_ignored_regions_are_left_out_of_the_loss_and_their_queries_go():
     one = sample()
     ignored = replace(one.instances[1], ignore=True)
     p = prepared(replace(one, instances=(one.instances[0], ignored)))
-    assert len(p["modal"]) == 1 and p["texts"] == (
+    assert len(p["masks"]) == 1 and p["texts"] == (
         "the mug",
         "the whole mug on the left",
         "the elephant",
@@ -149,7 +147,8 @@ def test_ignored_regions_are_left_out_of_the_loss_and_their_queries_go():
 def test_an_unknown_amodal_mask_is_marked_so():
     one = sample()
     p = prepared(replace(one, instances=(replace(one.instances[0], amodal=None), one.instances[1])))
-    assert p["has_amodal"].tolist() == [False, True] and (p["amodal"][0] == p["modal"][0]).all()
+    assert p["is_known"].tolist() == [[True, False], [True, True]]
+    assert (p["masks"][0, AMODAL] == p["masks"][0, MODAL]).all()
 
 
 # Assembled at every visit.
@@ -160,9 +159,8 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
     expected = {
         "image": ("u1", (SIZE, SIZE, 3)),
         "image_mask": ("?", (SIZE, SIZE)),
-        "modal": ("u1", (3, CELLS, CELLS)),
-        "amodal": ("u1", (3, CELLS, CELLS)),
-        "has_amodal": ("?", (3,)),
+        "masks": ("u1", (3, 2, CELLS, CELLS)),
+        "is_known": ("?", (3, 2)),
         "boxes": ("f4", (3, 4)),
         "pixel_weight": ("u1", (CELLS, CELLS)),
         "query_instances": ("?", (4, 3)),
@@ -238,7 +236,7 @@ def test_everything_beyond_the_sample_is_padding():
         and not e["query_instances"][:, 2].any()
         and (e["slot_targets"][4:] == -1).all()
     )
-    assert e["labels"]["category"].tolist() == [0, 1, -1] and not e["modal"][2].any()
+    assert e["labels"]["category"].tolist() == [0, 1, -1] and not e["masks"][2].any()
     assert e["slot_targets"].tolist()[:4] == [[0, -1], [0, -1], [0, 1], [-1, -1]]
     assert e["text_ids"][:, 0].tolist() == [7, 25, 11, 12, 0, 0]
 
@@ -277,16 +275,14 @@ def test_mirroring_turns_everything_and_keeps_modal_within_amodal():
     e = flipped(p)
     for name in ("image", "image_mask", "pixel_weight"):
         np.testing.assert_array_equal(e[name], p[name][:, ::-1])
-    for name in ("modal", "amodal"):
-        np.testing.assert_array_equal(e[name][:2], p[name][:, :, ::-1])
-    assert (e["modal"] <= e["amodal"]).all()
+    np.testing.assert_array_equal(e["masks"][:2], p["masks"][..., ::-1])
     np.testing.assert_allclose(
         e["boxes"][:2],
         np.stack(
             [1 - p["boxes"][:, 2], p["boxes"][:, 1], 1 - p["boxes"][:, 0], p["boxes"][:, 3]], 1
         ),
     )
-    columns = np.flatnonzero(e["amodal"][0].any(0))
+    columns = np.flatnonzero(e["masks"][0, AMODAL].any(0))
     assert columns[0] / CELLS == pytest.approx(e["boxes"][0, 0], abs=1.5 / CELLS)
 
 

@@ -112,11 +112,11 @@ class HaloPredictor(Predictor):
         outputs = super().predict_logits(*inputs, **options)
         for of_image in outputs:
             for number, output in enumerate(of_image):
-                logits = np.full_like(output.modal, -5)
+                logits = np.full_like(output.masks, -5)
                 side = logits.shape[-1]
                 logits[..., : side * 3 // 4] = 0.35
                 logits[..., : side // 2] = 0.47
-                of_image[number] = output._replace(modal=logits, amodal=logits)
+                of_image[number] = output._replace(masks=logits)
         return outputs
 
 

@@ -124,12 +124,11 @@ class PerfectPredictor(Predictor):
             for number, output in enumerate(of_image):
                 truth = next(self.truths)
                 box = Letterbox(*truth.size, size)
-                logits = []
-                for rle in truth.masks:
-                    fused = box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9
-                    # The slots get the same mask; only the fused one is looked at.
-                    logits.append(np.broadcast_to(fused, (len(output.presence), *fused.shape)))
-                of_image[number] = output._replace(modal=logits[0], amodal=logits[1])
+                pair = [box.coverage(masks.decode(rle), size) for rle in truth.masks]
+                logits = np.stack(pair) / 255.0 * 18 - 9
+                # The slots get the same masks; only the fused ones are looked at.
+                shape = (len(output.presence), *logits.shape)
+                of_image[number] = output._replace(masks=np.broadcast_to(logits, shape))
         return outputs
 
 

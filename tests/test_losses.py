@@ -72,14 +72,22 @@ def tokens(fused, slots=None, *, iou=0.5, presence=0.0) -> DecoderOutput:
     )
 
 
+def pairs(*instances) -> jnp.ndarray:
+    """Masks [1 m 2 h w] of one image."""
+    return jnp.stack([jnp.stack(pair) for pair in instances])[None]
+
+
+HALF_KNOWN = jnp.array([[[True, False], [True, True]]])
+"""The complete shape of instance 0 is not annotated."""
+
+
 def make_batch(**changes) -> dict[str, Any]:
     """Instance 0 is LEFT, and FULL when completed; instance 1 is RIGHT, unoccluded. Query k asks
     for instance k."""
     batch = {
-        "modal": jnp.stack([LEFT, RIGHT])[None],
-        "amodal": jnp.stack([FULL, RIGHT])[None],
+        "masks": pairs((LEFT, FULL), (RIGHT, RIGHT)),
         "pixel_weight": FULL[None],
-        "has_amodal": jnp.ones((1, 2), bool),
+        "is_known": jnp.ones((1, 2, 2), bool),
         "query_instances": jnp.eye(2, dtype=bool)[None],
         "slot_targets": jnp.array([[[0, -1], [1, -1]]], jnp.int32),
         "is_amodal": jnp.array([[False, True]]),
@@ -87,7 +95,7 @@ def make_batch(**changes) -> dict[str, Any]:
         "labels": {"category": jnp.array([[0, 1]], jnp.int32)},
         "boxes": jnp.array([[[0, 0, 1, 1], [0.5, 0, 1, 1]]], jnp.float32),
     } | changes
-    for name in ("modal", "amodal", "pixel_weight"):
+    for name in ("masks", "pixel_weight"):
         batch[name] = batch[name] * 255
     return batch
 
@@ -171,14 +179,13 @@ def test_right_answers_cost_nothing():
 
 def test_the_target_of_a_query_is_the_union_of_its_instances():
     truth = targets(query_instances=jnp.array([[[True, True], [False, False]]])).queries
-    assert (truth.modal[0, 0] == 1).all() and (truth.amodal[0, 0] == 1).all()
-    assert not truth.modal[0, 1].any()
+    assert (truth.masks[0, 0] == 1).all() and not truth.masks[0, 1].any()
 
 
 def test_masks_of_all_sizes_weigh_alike():
     tiny = EMPTY.at[0, 0].set(1.0)
-    masks = jnp.stack([tiny, RIGHT])[None]
-    both = losses(tokens([(EMPTY, EMPTY)] * 2), targets(modal=masks, amodal=masks))["modal"]
+    truth = targets(masks=pairs((tiny, tiny), (RIGHT, RIGHT)))
+    both = losses(tokens([(EMPTY, EMPTY)] * 2), truth)["modal"]
     single = [mask_loss(logits(EMPTY)[0], m, FULL, "mask2former") for m in (tiny, RIGHT)]
     assert both == pytest.approx(float(single[0] + single[1]) / 2, rel=1e-5)
 
@@ -227,7 +234,7 @@ def test_requested_supervises_only_the_mask_that_the_query_asks_for():
 
 
 def test_an_unknown_amodal_mask_is_skipped():
-    truth = targets(has_amodal=jnp.array([[False, True]]))
+    truth = targets(is_known=HALF_KNOWN)
     assert taught_masks(truth) == [[True, False], [True, True]]
     parts = losses(tokens([(LEFT, LEFT), (RIGHT, RIGHT)], iou=1.0), truth)
     assert parts["amodal"] == pytest.approx(0, abs=1e-5)
@@ -321,7 +328,7 @@ def test_unknown_labels_are_left_out():
 
 def test_that_nothing_is_hidden_is_not_taught_where_a_complete_shape_is_unknown():
     """Instance 0 has category 0, instance 1 category 1."""
-    truth = targets(has_amodal=jnp.array([[False, True]])).pixels
+    truth = targets(is_known=HALF_KNOWN).pixels
     names, plain = {"category": jnp.eye(2)}, jnp.zeros((1, 2, 2, 2))
 
     def loss(hidden):
@@ -344,9 +351,9 @@ def test_instance_loss_asks_for_each_instance_by_itself():
     assert loss(weights[:, :, ::-1]) > 5
 
     # An instance that is not there, or whose complete shape is unknown, asks for nothing.
-    absent = targets(modal=jnp.stack([LEFT, EMPTY])[None], amodal=jnp.stack([FULL, EMPTY])[None])
+    absent = targets(masks=pairs((LEFT, FULL), (EMPTY, EMPTY)))
     assert loss(weights.at[:, :, 1].multiply(-1), absent) == pytest.approx(0, abs=1e-5)
-    unknown = targets(has_amodal=jnp.array([[False, True]]))
+    unknown = targets(is_known=HALF_KNOWN)
     assert loss(weights.at[:, :, 0, 1].multiply(-1), unknown) == pytest.approx(0, abs=1e-5)
 
 

@@ -17,6 +17,7 @@ from r2sm_jax.models.mask_decoder import (
     predict_mask_logits,
     predict_masks,
 )
+from r2sm_jax.query import AMODAL, MODAL
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1) -> jax.Array:
@@ -55,7 +56,8 @@ def test_a_kernel_can_confine_a_mask_to_a_disc():
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3))
 def test_modal_lies_within_amodal_for_any_kernels_and_pixels(seed, scale):
     kernels = MaskKernels(normal(1, 2, 3, 2, 8, seed=seed, scale=scale), jnp.zeros((1, 2, 3, 2)))
-    modal, amodal = predict_masks(kernels, normal(1, 4, 4, 4, seed=seed + 1, scale=scale))
+    masks = predict_masks(kernels, normal(1, 4, 4, 4, seed=seed + 1, scale=scale))
+    modal, amodal = masks[:, :, :, MODAL], masks[:, :, :, AMODAL]
     assert not ((modal > 0) & ~(amodal > 0)).any()
 
 

@@ -15,6 +15,7 @@ from tiny_models import TINY, fake_inputs
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.models.mask_decoder import MaskKernels, predict_masks
 from r2sm_jax.models.r2sm import ABSENT_LOGIT, R2SM, ImageFeatures, R2SMOutput, input_spec
+from r2sm_jax.query import MODAL
 
 DECODER = TINY.decoder
 NEVER_ABSENT = replace(TINY, presence_threshold=-np.inf)
@@ -34,7 +35,7 @@ def make(config: ModelConfig):
         model = nnx.merge(graphdef, state)
         features = model.encode_image(inputs["image"], inputs["image_mask"])
         decoded = model.decode_kernels(features, inputs["text"], inputs["text_mask"])
-        masks, _ = predict_masks(decoded.kernels, features.fine)
+        masks = predict_masks(decoded.kernels, features.fine)
         return model(**inputs), masks, decoded.iou
 
     return model, run
@@ -98,7 +99,8 @@ def test_refined_kernels_by_hand(present, shares):
     features = ImageFeatures(pixels, pixels, pixels)
     first = MaskKernels(normal(1, 1, 3, 2, DECODER.region_dim), jnp.zeros((1, 1, 3, 2)))
     refined = model.refine_kernels(first, jnp.array([[[-1.0, *present]]]), features)
-    regions = jax.nn.sigmoid(predict_masks(first, pixels)[0])[:, 0] ** DECODER.refine_exponent
+    modal = predict_masks(first, pixels)[:, 0, :, MODAL]
+    regions = jax.nn.sigmoid(modal) ** DECODER.refine_exponent
     second = model.instance_kernels(features, regions)
     for token, share in enumerate((shares[0], shares[1], shares[1])):
         for ours, one, other in zip(refined, first, second, strict=True):
@@ -136,7 +138,8 @@ def test_kernels_are_refined_unless_the_configuration_says_otherwise(changes, is
     config = replace(TINY, **changes)
     out, masks, _ = run_model(config, INPUTS)
     unrefined = masks[:, :, 1:] - config.mask_threshold
-    assert np.allclose(out.slots.modal, unrefined, atol=1e-4) != is_refined
+    slots = out.masks[:, :, 1:, MODAL]
+    assert np.allclose(slots, unrefined[:, :, :, MODAL], atol=1e-4) != is_refined
 
 
 # From kernels to answers.
@@ -145,19 +148,19 @@ def test_kernels_are_refined_unless_the_configuration_says_otherwise(changes, is
 def test_masks_are_cut_at_the_threshold():
     high = answer(TINY, INPUTS)
     low = answer(replace(TINY, mask_threshold=TINY.mask_threshold - 1), INPUTS)
-    np.testing.assert_allclose(low.modal, high.modal + 1, atol=1e-5)
-    np.testing.assert_allclose(low.amodal, high.amodal + 1, atol=1e-5)
+    np.testing.assert_allclose(low.masks, high.masks + 1, atol=1e-5)
 
 
 def test_fused_masks_of_absent_targets_are_empty_and_nothing_else_changes():
     complete = answer(NEVER_ABSENT, INPUTS, noise=0.1)
-    threshold = float(np.sort(complete.fused.presence.ravel())[2:4].mean())
+    presence = np.asarray(complete.presence[:, :, 0])
+    threshold = float(np.sort(presence.ravel())[2:4].mean())
     cut = answer(replace(TINY, presence_threshold=threshold), INPUTS, noise=0.1)
-    is_absent = np.asarray(complete.fused.presence) <= threshold
+    is_absent = presence <= threshold
     assert is_absent.sum() == 3
     for name, one, other in zip(complete._fields, complete, cut, strict=True):
         expected = np.array(one)
-        if name in ("modal", "amodal"):
+        if name == "masks":
             fused = expected[:, :, 0]
             fused[is_absent] = np.minimum(fused[is_absent], ABSENT_LOGIT)
         np.testing.assert_allclose(other, expected, atol=1e-5, err_msg=name)
@@ -166,11 +169,8 @@ def test_fused_masks_of_absent_targets_are_empty_and_nothing_else_changes():
 def test_the_iou_is_the_mean_logit_of_the_prediction_and_the_stability():
     """A mask is stable where the thresholds 1 and -1 give nearly the same."""
     out, _, predicted = run_model(NEVER_ABSENT, INPUTS, noise=0.2)
-    stability = []
-    for mask in (out.modal, out.amodal):
-        larger = np.maximum((mask > -1).sum((-2, -1)), 1)
-        stability.append((mask > 1).sum((-2, -1)) / larger)
-    stability = np.stack(stability, axis=-1)
+    larger = np.maximum((out.masks > -1).sum((-2, -1)), 1)
+    stability = (out.masks > 1).sum((-2, -1)) / larger
     assert np.ptp(stability) > 0.1
     mean = np.mean([logit(np.clip(x, 0.001, 0.999)) for x in (predicted, stability)], axis=0)
     np.testing.assert_allclose(out.iou, expit(mean), atol=1e-4)
@@ -190,8 +190,7 @@ def test_the_output_has_the_documented_shapes_in_float32(dtype, encoder, patch, 
     assert config.mask_size == side
     assert {name: x.shape for name, x in out._asdict().items()} == {
         "amodal_logit": (b, k),
-        "modal": (b, k, m, side, side),
-        "amodal": (b, k, m, side, side),
+        "masks": (b, k, m, 2, side, side),
         "presence": (b, k, m),
         "iou": (b, k, m, 2),
     }
@@ -210,7 +209,8 @@ def test_fake_inputs_have_the_input_spec():
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_modal_lies_within_amodal_for_random_weights(seed):
     out = answer(TINY, fake_inputs(TINY, 2, 3, seed), noise=0.5, seed=seed)
-    assert (out.amodal >= out.modal).all() and (out.amodal > out.modal).any()
+    modal, amodal = jnp.moveaxis(out.masks, 3, 0)
+    assert (amodal >= modal).all() and (amodal > modal).any()
     assert ((out.iou >= 0) & (out.iou <= 1)).all()
 
 
@@ -236,6 +236,6 @@ def test_padding_of_text_and_image_does_not_matter():
 
 
 def test_bfloat16_answers_are_near_those_of_float32():
-    near = answer(replace(NEVER_ABSENT, dtype="bfloat16"), INPUTS).modal
-    exact = answer(NEVER_ABSENT, INPUTS).modal
+    near = answer(replace(NEVER_ABSENT, dtype="bfloat16"), INPUTS).masks
+    exact = answer(NEVER_ABSENT, INPUTS).masks
     assert np.abs(np.asarray(near - exact)).mean() < 0.1 * np.asarray(exact).std() + 0.02

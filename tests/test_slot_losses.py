@@ -4,7 +4,19 @@ nothing."""
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_losses import EMPTY, FULL, LEFT, PIXELS, REQUESTED, RIGHT, SIDE, TOP, targets, tokens
+from test_losses import (
+    EMPTY,
+    FULL,
+    LEFT,
+    PIXELS,
+    REQUESTED,
+    RIGHT,
+    SIDE,
+    TOP,
+    pairs,
+    targets,
+    tokens,
+)
 
 from r2sm_jax.config import NUM_COORDINATES, LossConfig
 from r2sm_jax.models.mask_decoder import MaskKernels
@@ -102,9 +114,7 @@ def test_no_loss_reads_a_mask_of_a_type_that_no_query_asks_for(config, head):
     """Query 0 asks for the modal mask of instance 0, query 1 for the amodal mask of 1; their other
     masks are changed."""
     truth = targets(config, head)
-    other = targets(
-        config, head, modal=jnp.stack([LEFT, TOP])[None], amodal=jnp.stack([TOP, RIGHT])[None]
-    )
+    other = targets(config, head, masks=pairs((LEFT, TOP), (TOP, RIGHT)))
     assert (truth.instance_regions == other.instance_regions).all()
 
     rng = np.random.default_rng(0)
@@ -133,5 +143,4 @@ def test_no_loss_reads_a_mask_of_a_type_that_no_query_asks_for(config, head):
 
 def test_both_types_of_every_instance_and_slot_are_supervised_by_default():
     truth = targets()
-    assert (truth.instances.modal_weight > 0).all() and (truth.instances.amodal_weight > 0).all()
-    assert (truth.slots.amodal_weight > 0).sum() == 2
+    assert (truth.instances.weight > 0).all() and (truth.slots.weight > 0).sum() == 4

@@ -36,15 +36,14 @@ def batch() -> dict[str, Any]:
 
     modal = rng.random((B, M, MASK // 4, MASK // 4)) < 0.4
     modal = modal.repeat(4, 2).repeat(4, 3) & some(M)[..., None, None]
-    amodal = modal | np.roll(modal, 2, axis=-1)
+    masks = np.stack([modal, modal | np.roll(modal, 2, axis=-1)], axis=2)
     query_instances = some(K, M) & (rng.random((B, K, M)) < 0.5)
     slot_targets = np.where(query_instances[..., :2], np.arange(2), -1).astype(np.int32)
     return {
         "image": rng.integers(0, 256, (B, 32, 32, 3), dtype=np.uint8),
         "image_mask": np.ones((B, 32, 32), bool),
-        "modal": modal.astype(np.uint8) * 255,
-        "amodal": amodal.astype(np.uint8) * 255,
-        "has_amodal": some(M),
+        "masks": masks.astype(np.uint8) * 255,
+        "is_known": np.stack([np.ones((B, M), bool), some(M)], axis=-1),
         "labels": {"category": rng.integers(-1, 5, (B, M)).astype(np.int32)},
         "boxes": rng.random((B, M, 4)).astype(np.float32),
         "pixel_weight": some(MASK, MASK).astype(np.uint8) * 255,

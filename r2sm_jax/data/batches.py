@@ -5,8 +5,9 @@ k = queries, q = slots, t = tokens, l = layers of the language model, e = their 
 
     image            uint8 [b S S 3]     letterboxed
     image_mask       bool  [b S S]       image, not padding
-    modal, amodal    uint8 [b m s s]     coverage of every mask cell, 0..255
-    has_amodal       bool  [b m]         the complete shape is annotated
+    masks            uint8 [b m 2 s s]   modal and amodal: coverage of every mask cell, 0..255
+    is_known         bool  [b m 2]       the mask is annotated; each modal one is. An amodal one
+                                         that is not holds the visible part
     labels           int   [b m] each    index into the vocabulary of an attribute; -1 = unknown
     boxes            f32   [b m 4]       amodal box x0 y0 x1 y1 in units of the padded side
     pixel_weight     uint8 [b s s]       share of the cell that counts, 0..255: no padding, nothing
@@ -130,10 +131,9 @@ class ExampleBuilder:
 
         labels = prepared["labels"].items()
         return {
-            "modal": select(prepared["modal"]),
-            "amodal": select(prepared["amodal"]),
+            "masks": select(prepared["masks"]),
             # Padding has no cells, so no loss reads this of it. True: its annotation lacks nothing.
-            "has_amodal": select(prepared["has_amodal"], fill=True),
+            "is_known": select(prepared["is_known"], fill=True),
             "labels": {attribute: select(numbers, fill=-1) for attribute, numbers in labels},
             "boxes": select(prepared["boxes"]),
             "pixel_weight": prepared["pixel_weight"],

@@ -13,6 +13,7 @@ from PIL import Image, ImageEnhance
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
+from r2sm_jax.query import AMODAL
 
 Prepared = dict[str, Any]
 """One sample: arrays as in a batch (batches.py) without its axis, of all instances and all queries,
@@ -53,14 +54,11 @@ def prepare(
     query_instances = [[i in query.instance_ids for i in ids] for query in queries]
 
     # Most objects are fully visible: their complete mask is the visible one, and is pooled once.
-    modal = np.zeros((len(instances), mask_size, mask_size), np.uint8)
-    amodal = np.zeros_like(modal)
-    for number, instance in enumerate(instances):
-        modal[number] = letterbox.coverage(instance.modal, mask_size)
-        if instance.complete is instance.modal:
-            amodal[number] = modal[number]
-        else:
-            amodal[number] = letterbox.coverage(instance.complete, mask_size)
+    coverage = np.zeros((len(instances), 2, mask_size, mask_size), np.uint8)
+    for pair, instance in zip(coverage, instances, strict=True):
+        pair[:] = letterbox.coverage(instance.modal, mask_size)
+        if instance.complete is not instance.modal:
+            pair[AMODAL] = letterbox.coverage(instance.complete, mask_size)
 
     labels: dict[str, np.ndarray] = {}
     for attribute, words in vocabulary.items():
@@ -73,13 +71,13 @@ def prepare(
             numbers.append(words.index(word) if word in words else -1)
         labels[attribute] = np.array(numbers, np.int32)
 
+    is_known = [(True, instance.amodal is not None) for instance in instances]
     boxes = np.array([masks.box(instance.complete) for instance in instances], np.float32)
     return {
         "image": letterbox.image(sample.image),
         "image_mask": letterbox.valid(),
-        "modal": modal,
-        "amodal": amodal,
-        "has_amodal": np.array([instance.amodal is not None for instance in instances], bool),
+        "masks": coverage,
+        "is_known": np.array(is_known, bool).reshape(-1, 2),
         "labels": labels,
         "boxes": boxes.reshape(-1, 4) / max(height, width),
         "pixel_weight": _pool_pixels(letterbox, mask_size, ignored),
@@ -177,7 +175,7 @@ def mirror(prepared: Prepared) -> Prepared:
         "image": prepared["image"][:, ::-1],
         "boxes": np.stack([1 - x1, y0, 1 - x0, y1], axis=1),
     }
-    for name in ("image_mask", "modal", "amodal", "pixel_weight"):
+    for name in ("image_mask", "masks", "pixel_weight"):
         mirrored[name] = prepared[name][..., ::-1]
     return prepared | mirrored
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
+from jaxtyping import Float
 from scipy.special import expit
 
 from r2sm_jax.data import masks
@@ -22,22 +22,18 @@ from r2sm_jax.inference.parts import Drawn
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.models.r2sm import Calibration, R2SMOutput
-from r2sm_jax.query import Prompt
+from r2sm_jax.query import AMODAL, MODAL, Prompt
 
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
 
 
-def resize_masks(
-    modal_logits: Float[ArrayLike, "h w"],
-    amodal_logits: Float[ArrayLike, "h w"],
-    letterbox: Letterbox,
-) -> tuple[Mask, Mask]:
+def resize_masks(logits: Float[np.ndarray, "2 h w"], letterbox: Letterbox) -> tuple[Mask, Mask]:
     """Returns the modal and the amodal mask [H W] from mask logits in the letterbox frame."""
-    modal = letterbox.undo_mask(np.asarray(modal_logits))
+    modal, amodal = map(letterbox.undo_mask, logits)
     # The model gives no amodal logit below the modal one. But enlarging rounds each of the two, so
     # the union makes sure that the amodal mask contains the modal one.
-    return modal, letterbox.undo_mask(np.asarray(amodal_logits)) | modal
+    return modal, amodal | modal
 
 
 def by_words(
@@ -65,36 +61,35 @@ def by_words(
         with_candidates: fill in `Prediction.candidates`.
         with_logits: fill in `Prediction.mask_logits`.
     """
-    is_amodal = decision.mask_type == "amodal"
-    fused, slots = output.fused, output.slots
-    modal, amodal = resize_masks(fused.modal, fused.amodal, letterbox)
+    asked = AMODAL if decision.mask_type == "amodal" else MODAL
+    # The first of the axis q is the fused pair, the others are slots.
+    modal, amodal = resize_masks(output.masks[0], letterbox)
     mask_logits = None
     if with_logits:
-        mask_logits = letterbox.undo(np.asarray(fused.modal))
-        if is_amodal:
-            mask_logits = np.maximum(mask_logits, letterbox.undo(np.asarray(fused.amodal)))
+        mask_logits = letterbox.undo(output.masks[0, MODAL])
+        if asked == AMODAL:
+            mask_logits = np.maximum(mask_logits, letterbox.undo(output.masks[0, AMODAL]))
 
-    slot_presence = expit(slots.presence)
-    has_target = fused.presence > presence_threshold
-    is_present = has_target & (slot_presence >= MIN_INSTANCE_PRESENCE)
+    presence = expit(output.presence)
+    has_target = output.presence[0] > presence_threshold
+    is_present = has_target & (presence >= MIN_INSTANCE_PRESENCE)
     instances = []
     candidates = []
-    for slot in range(len(slot_presence)):
+    for slot in range(1, len(presence)):
         # Most slots are absent, and resizing their masks would take most of the time.
         if not is_present[slot] and not with_candidates:
             continue
-        slot_modal, slot_amodal = resize_masks(slots.modal[slot], slots.amodal[slot], letterbox)
-        mask = slot_amodal if is_amodal else slot_modal
+        pair = resize_masks(output.masks[slot], letterbox)
+        mask = pair[asked]
         if not mask.any():
             continue
 
-        confidence = float(slot_presence[slot] * slots.iou[slot, int(is_amodal)])
+        confidence = float(presence[slot] * output.iou[slot, asked])
         if is_present[slot]:
-            presence = float(slot_presence[slot])
-            instances.append(InstanceMask(presence, confidence, mask, slot_modal, slot_amodal))
+            instances.append(InstanceMask(float(presence[slot]), confidence, mask, *pair))
         if with_candidates:
             rle = masks.encode(mask)
-            rate = masks.occlude_rate(slot_modal, slot_amodal)
+            rate = masks.occlude_rate(*pair)
             candidates.append(Candidate(rle, confidence, bool(is_present[slot]), rate))
     instances.sort(key=lambda instance: -instance.presence)
 
@@ -103,14 +98,14 @@ def by_words(
         mask_type=decision.mask_type,
         amodal_probability=decision.amodal_probability,
         undecided=decision.undecided,
-        score=float(fused.iou[int(is_amodal)]),
+        score=float(output.iou[0, asked]),
         modal=modal,
         amodal=amodal,
         instances=tuple(instances),
         candidates=tuple(candidates),
         mask_logits=mask_logits,
         # In double precision, since the scorer computes the logit again from this probability.
-        presence=float(expit(np.float64(fused.presence))),
+        presence=float(expit(np.float64(output.presence[0]))),
         unread=unread,
         unsure_below=float(calibration.unsure_below),
     )

@@ -31,8 +31,9 @@ from r2sm_jax.inference.load import Run, fill, flat_weights, load
 from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matching import Tensor
-from r2sm_jax.models.r2sm import R2SM, ImageFeatures, abstract_model, input_spec
+from r2sm_jax.models.r2sm import R2SM, ImageFeatures, R2SMOutput, abstract_model, input_spec
 from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encoder
+from r2sm_jax.query import AMODAL, MODAL
 
 Tensors = Mapping[str, Tensor]
 """Arrays by dotted name."""
@@ -68,7 +69,8 @@ def export_functions(run: Run) -> dict[str, bytes]:
         tensors: Tensors, features: dict[str, jax.Array], text: jax.Array, text_mask: jax.Array
     ) -> dict[str, jax.Array]:
         image_features = ImageFeatures(**features)
-        return model_of(tensors).decode(image_features, text, text_mask, calibration)._asdict()
+        output = model_of(tensors).decode(image_features, text, text_mask, calibration)
+        return answers_by_name(output)
 
     # Only shapes are needed: the weights are arguments of the functions.
     weights, text_weights = jax.eval_shape(
@@ -97,6 +99,13 @@ def export_functions(run: Run) -> dict[str, bytes]:
                 ("...", "b, ...", "b, k, t, ...", "b, k, t"),
             ),
         }
+
+
+def answers_by_name(output: R2SMOutput) -> dict[str, Any]:
+    """Names what `answer` returns: its masks are `modal` and `amodal`, `[b k q h w]`."""
+    answers = output._asdict()
+    masks = answers.pop("masks")
+    return answers | {"modal": masks[..., MODAL, :, :], "amodal": masks[..., AMODAL, :, :]}
 
 
 def _lower(
@@ -157,12 +166,10 @@ def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
 def _predict(
     predictor: Predictor, photos: Sequence[Photo], queries: Sequence[Sequence[str]]
 ) -> dict[str, np.ndarray]:
-    """Returns mask logits and type logits `[b k ...]`."""
+    """Returns the answers `[b k ...]` by name."""
     outputs = predictor.predict_logits(photos, queries)
-    answers = {}
-    for name in ("modal", "amodal", "amodal_logit"):
-        answers[name] = np.stack([[getattr(one, name) for one in row] for row in outputs])
-    return answers
+    rows = [jax.tree.map(lambda *queries: np.stack(queries), *row) for row in outputs]
+    return answers_by_name(jax.tree.map(lambda *images: np.stack(images), *rows))
 
 
 def _run_stablehlo(

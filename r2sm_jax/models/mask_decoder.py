@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float
 from r2sm_jax.config import DECODER_HEAD, DecoderConfig, ModelConfig
 from r2sm_jax.models.image_encoder import VisionFeatures
 from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear, truncated_normal
+from r2sm_jax.query import AMODAL, MODAL
 
 MASK_BIAS_INIT = -3.0
 """Mask logit of an untrained model. At sigmoid(-3) = 0.05 a mask fills a twentieth of the image,
@@ -113,13 +114,11 @@ def predict_mask_logits(
 
 def predict_masks(
     kernels: MaskKernels, pixel_features: Float[Array, "b *k h w _c"]
-) -> tuple[Float[Array, "b k q h w"], Float[Array, "b k q h w"]]:
+) -> Float[Array, "b k q 2 h w"]:
     """Modal and amodal mask logits. The amodal mask is the maximum of the modal and the completing
     one, so that the modal mask lies within the amodal one for any weights."""
     logits = predict_mask_logits(kernels, pixel_features)
-    modal = logits[:, :, :, 0]
-    amodal = logits.max(axis=3)
-    return modal, amodal
+    return jnp.maximum(logits, logits[:, :, :, MODAL, None])
 
 
 def coordinate_features(size: int) -> Float[Array, "h w 4"]:
@@ -305,7 +304,7 @@ class MaskDecoder(nnx.Module):
     ) -> Float[Array, "b k _q n"]:
         """Attention logits of the n image tokens from the amodal masks of a block; 0 for the type
         token."""
-        _, masks = predict_masks(kernels, grid_features)
+        masks = predict_masks(kernels, grid_features)[:, :, :, AMODAL]
         # As in Mask2Former no gradient flows back through the attention mask.
         bias = jax.lax.stop_gradient(jnp.clip(masks, -MAX_ATTENTION_BIAS, MAX_ATTENTION_BIAS))
         bias = rearrange(bias, "b k q h w -> b k q (h w)")

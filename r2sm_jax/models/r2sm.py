@@ -26,6 +26,7 @@ from r2sm_jax.models.mask_decoder import (
     predict_masks,
 )
 from r2sm_jax.models.sam_decoder import SamMaskDecoder
+from r2sm_jax.query import MODAL
 
 # ImageNet's mean and deviation in 0..255, with which SAM, DINOv2 and most image encoders were
 # trained.
@@ -76,52 +77,23 @@ class Calibration(NamedTuple):
 NOT_CALIBRATED = Calibration()
 
 
-class MaskOutput(NamedTuple):
-    """The masks of one kind of token, fused or slots, as part of an `R2SMOutput`."""
-
-    modal: Float[Array, "*b h w"]
-    amodal: Float[Array, "*b h w"]
-    presence: Float[Array, "*b"]
-    iou: Float[Array, "*b 2"]
-
-
 class R2SMOutput(NamedTuple):
     """The model's answer to every query.
 
-    The axis q is 1 + slots. Mask 0 of each query is the fused one, of all instances that the query
-    means; the others are slots, for one instance each. Mask logits are float32 at
-    `ModelConfig.mask_size`. They are shifted by `ModelConfig.mask_threshold` and
+    The axis q is 1 + slots. Pair 0 of each query is the fused one, of all instances that the query
+    means; the others are slots, for one instance each. The axis 2 is `MODAL, AMODAL`. Mask logits
+    are float32 at `ModelConfig.mask_size`. They are shifted by `ModelConfig.mask_threshold` and
     `Calibration.mask_shift`, so that a pixel is mask where its logit is > 0.
     """
 
     amodal_logit: Float[Array, "*b"]
     """> 0: the query asks for the amodal mask. Calibrated."""
-    modal: Float[Array, "*b q h w"]
-    """Visible regions."""
-    amodal: Float[Array, "*b q h w"]
-    """Complete shapes. modal ⊆ amodal for any weights."""
+    masks: Float[Array, "*b q 2 h w"]
+    """Logits of visible regions and of complete shapes. modal ⊆ amodal for any weights."""
     presence: Float[Array, "*b q"]
-    """Logit that the mask has a target. Calibrated for the fused mask."""
+    """Logit that the pair has a target. Calibrated for the fused one."""
     iou: Float[Array, "*b q 2"]
-    """Predicted IoU of the modal and of the amodal mask. Calibrated."""
-
-    @property
-    def fused(self) -> MaskOutput:
-        return MaskOutput(
-            self.modal[..., 0, :, :],
-            self.amodal[..., 0, :, :],
-            self.presence[..., 0],
-            self.iou[..., 0, :],
-        )
-
-    @property
-    def slots(self) -> MaskOutput:
-        return MaskOutput(
-            self.modal[..., 1:, :, :],
-            self.amodal[..., 1:, :, :],
-            self.presence[..., 1:],
-            self.iou[..., 1:, :],
-        )
+    """Predicted IoU of each mask. Calibrated."""
 
 
 class DenseOutput(NamedTuple):
@@ -230,9 +202,8 @@ class R2SM(nnx.Module):
         decoded = self.decode_kernels(image_features, text, text_mask)
 
         # A mask is the dot product of a kernel with the pixel features.
-        modal, amodal = predict_masks(decoded.refined_kernels, decoded.pixel_features)
-        modal = modal - self.config.mask_threshold
-        amodal = amodal - self.config.mask_threshold
+        masks = predict_masks(decoded.refined_kernels, decoded.pixel_features)
+        masks = masks - self.config.mask_threshold
 
         # Does the query ask for the complete shape? Is its target there? How good are the masks?
         amodal_logit = self.amodal_logit(text, text_mask, decoded) / calibration.type_temperature
@@ -245,22 +216,19 @@ class R2SM(nnx.Module):
             presence = presence + jnp.where(is_fused, evidence[..., None], 0.0)
         # Around the threshold of training, for which the decoder predicts IoUs. So a fitted shift
         # of the threshold changes no score, and both are fitted to the same answers.
-        iou = calibrate_iou(decoded.iou, modal, amodal, calibration)
-        modal = modal - calibration.mask_shift
-        amodal = amodal - calibration.mask_shift
+        iou = calibrate_iou(decoded.iou, masks, calibration)
+        masks = masks - calibration.mask_shift
 
         if self.config.head == NO_HEAD:
             # One mask, whatever the query asks for.
-            amodal = modal
+            masks = jnp.broadcast_to(masks[:, :, :, :1], masks.shape)
             iou = jnp.broadcast_to(iou[..., :1], iou.shape)
 
         # Absent targets have empty fused masks. Slots keep theirs, since AP ranks them by their own
         # presence.
         is_absent = is_fused & (presence <= self.config.presence_threshold)
-        limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None]  # [b k q 1 1]
-        modal = jnp.minimum(modal, limit)
-        amodal = jnp.minimum(amodal, limit)
-        return R2SMOutput(amodal_logit, modal, amodal, presence, iou)
+        limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None, None]
+        return R2SMOutput(amodal_logit, jnp.minimum(masks, limit), presence, iou)
 
     def decode_kernels(
         self,
@@ -286,7 +254,7 @@ class R2SM(nnx.Module):
         like; they make different errors. A mean feature describes one instance, so the fused kernel
         changes only where exactly one slot has a target.
         """
-        modal, _ = predict_masks(kernels, image_features.fine)
+        modal = predict_masks(kernels, image_features.fine)[:, :, :, MODAL]
         # In training `instance_kernels` gets true masks, which end sharply. Predicted masks have
         # long tails of small probabilities; a power above 1 makes these smaller.
         probability = jax.nn.sigmoid(modal) ** self.config.decoder.refine_exponent
@@ -360,29 +328,23 @@ class R2SM(nnx.Module):
 
 def calibrate_iou(
     predicted: Float[Array, "b k q 2"],
-    modal: Float[Array, "b k q h w"],
-    amodal: Float[Array, "b k q h w"],
+    masks: Float[Array, "b k q 2 h w"],
     calibration: Calibration,
 ) -> Float[Array, "b k q 2"]:
     """Predicts the IoU of each mask: between the decoder's own prediction and the mask's stability,
     calibrated.
 
     A mask that hardly changes with its threshold is good: SAM's stability score
-    (segment_anything/utils/amg.py).
+    (segment_anything/utils/amg.py), the IoU of the masks at the thresholds 1 and -1.
     """
-    stability = jnp.stack([_stability(modal), _stability(amodal)], axis=-1)
+    smaller = (masks > 1).sum((-2, -1))
+    larger = (masks > -1).sum((-2, -1))
+    stability = smaller / jnp.maximum(larger, 1)
     # Neither may be 0 or 1, where logits are infinite.
     predicted_logit = jax.scipy.special.logit(jnp.clip(predicted, 0.001, 0.999))
     stability_logit = jax.scipy.special.logit(jnp.clip(stability, 0.001, 0.999))
     mean_logit = (predicted_logit + stability_logit) / 2
     return jax.nn.sigmoid(calibration.iou_scale * mean_logit + calibration.iou_shift)
-
-
-def _stability(logits: Float[Array, "*b h w"]) -> Float[Array, "*b"]:
-    """IoU of the masks at the thresholds 1 and -1."""
-    smaller = (logits > 1).sum((-2, -1))
-    larger = (logits > -1).sum((-2, -1))
-    return smaller / jnp.maximum(larger, 1)
 
 
 def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:

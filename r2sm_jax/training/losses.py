@@ -20,6 +20,7 @@ from r2sm_jax.data.batches import Batch
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_decoder import DecoderOutput, MaskKernels, predict_masks
 from r2sm_jax.models.r2sm import R2SM, DenseOutput, ImageFeatures
+from r2sm_jax.query import AMODAL, MODAL
 from r2sm_jax.training.step import Loss, Losses
 from r2sm_jax.training.supervision import (
     POOL,
@@ -150,10 +151,10 @@ def query_losses(
 ) -> Losses:
     """Losses of the fused masks, of their presence and of their predicted IoUs. They are token 0 of
     the axis q, hence `[:, :, 0]`."""
-    modal, amodal = predict_masks(decoder.kernels.fused, pixel_features)
-    modal_loss, amodal_loss = mean_mask_losses(
-        modal[:, :, 0], amodal[:, :, 0], targets.queries, targets.pixel_weight[:, None], config
-    )
+    # [b 1 1 h w]: the same for all queries and masks.
+    pixel_weight = targets.pixel_weight[:, None, None]
+    masks = predict_masks(decoder.kernels.fused, pixel_features)[:, :, 0]
+    losses = mean_mask_losses(masks, targets.queries, pixel_weight, config)
 
     presence_losses = optax.sigmoid_binary_cross_entropy(
         decoder.presence[:, :, 0], targets.is_present
@@ -161,20 +162,13 @@ def query_losses(
 
     # The predicted IoU is that of the final masks, which refined kernels draw. These masks have no
     # loss of their own: refining adds only `R2SM.instance_kernels`, which `instance_loss` trains.
-    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.fused, pixel_features)
-    iou_losses = iou_error(
-        decoder.iou[:, :, 0],
-        refined_modal[:, :, 0],
-        refined_amodal[:, :, 0],
-        targets.queries,
-        targets.pixel_weight[:, None],
-        threshold,
-    )
+    refined = predict_masks(decoder.refined_kernels.fused, pixel_features)[:, :, 0]
+    true_iou = mask_iou(refined, targets.queries.masks, pixel_weight, threshold)
     return {
-        "modal": modal_loss,
-        "amodal": amodal_loss,
+        "modal": losses[MODAL],
+        "amodal": losses[AMODAL],
         "presence": weighted_sum(presence_losses, targets.presence_weight),
-        "iou": weighted_sum(iou_losses, targets.queries.iou_weight),
+        "iou": weighted_sum((decoder.iou[:, :, 0] - true_iou) ** 2, targets.queries.iou_weight),
     }
 
 
@@ -186,18 +180,14 @@ def aux_loss(
 ) -> Float[Array, ""]:
     """Mean loss of the fused masks after the earlier decoder blocks, at low resolution."""
     pixel_features = pool_pixels(pixel_features)
-    pixel_weight = pool_masks(targets.pixel_weight[:, None])
-    queries = targets.queries._replace(
-        modal=pool_masks(targets.queries.modal), amodal=pool_masks(targets.queries.amodal)
-    )
+    pixel_weight = pool_masks(targets.pixel_weight)[:, None, None]
+    queries = targets.queries._replace(masks=pool_masks(targets.queries.masks))
 
     total = jnp.zeros(())
     for kernels in decoder.aux_kernels:
-        modal, amodal = predict_masks(kernels.fused, pixel_features)
-        modal_loss, amodal_loss = mean_mask_losses(
-            modal[:, :, 0], amodal[:, :, 0], queries, pixel_weight, config
-        )
-        total += (modal_loss + amodal_loss) / len(decoder.aux_kernels)
+        masks = predict_masks(kernels.fused, pixel_features)[:, :, 0]
+        losses = mean_mask_losses(masks, queries, pixel_weight, config)
+        total += losses.sum() / len(decoder.aux_kernels)
     return total
 
 
@@ -215,41 +205,35 @@ def slot_losses(
     """Instance masks at low resolution: every instance is matched to a slot, and the other slots
     learn absence."""
     pixel_features = pool_pixels(pixel_features)
-    # [b 1 1 h w]: the same for all queries and slots.
-    pixel_weight = pool_masks(targets.pixel_weight[:, None])[:, None]
+    # [b 1 1 1 h w]: the same for all queries, slots and masks.
+    pixel_weight = pool_masks(targets.pixel_weight)[:, None, None, None]
     # Token 0 is the fused one, the slots come after it.
     presence = decoder.presence[:, :, 1:]
-    modal, amodal = predict_masks(decoder.kernels.slots, pixel_features)
-    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.slots, pixel_features)
+    masks = predict_masks(decoder.kernels.slots, pixel_features)
+    refined = predict_masks(decoder.refined_kernels.slots, pixel_features)
 
-    match_amodal = targets.match_amodal[..., None, None, None]
-    match_logits = jnp.where(match_amodal, amodal, modal)
-    match_targets = jnp.where(match_amodal, targets.slots.amodal, targets.slots.modal)
+    def matched(pairs: Float[Array, "b k q 2 h w"]) -> Float[Array, "b k q h w"]:
+        """The mask of each pair that slots are matched by."""
+        by_amodal = targets.match_amodal[..., None, None, None]
+        return jnp.where(by_amodal, pairs[..., AMODAL, :, :], pairs[..., MODAL, :, :])
+
     slot = match_slots(
-        jax.nn.sigmoid(match_logits) * pixel_weight,
-        match_targets * pixel_weight,
+        jax.nn.sigmoid(matched(masks)) * pixel_weight[:, 0],
+        matched(targets.slots.masks) * pixel_weight[:, 0],
         presence,
         targets.slot_exists,
     )
 
-    modal_loss, amodal_loss = mean_mask_losses(
-        take_slots(modal, slot), take_slots(amodal, slot), targets.slots, pixel_weight, config
-    )
-    iou_losses = iou_error(
-        take_slots(decoder.iou[:, :, 1:], slot),
-        take_slots(refined_modal, slot),
-        take_slots(refined_amodal, slot),
-        targets.slots,
-        pixel_weight,
-        threshold,
-    )
+    losses = mean_mask_losses(take_slots(masks, slot), targets.slots, pixel_weight, config)
+    true_iou = mask_iou(take_slots(refined, slot), targets.slots.masks, pixel_weight, threshold)
+    iou_losses = (take_slots(decoder.iou[:, :, 1:], slot) - true_iou) ** 2
     # 1 for each slot that is matched with an instance. Padding is matched with the other slots, but
     # does not count.
     slot_of_instance = jax.nn.one_hot(slot, slot.shape[-1])  # [b k m q], m instances of a query
     is_present = (slot_of_instance * targets.slot_exists[..., None]).sum(-2)
     presence_losses = optax.sigmoid_binary_cross_entropy(presence, is_present)
     return {
-        "slots": modal_loss + amodal_loss,
+        "slots": losses.sum(),
         "slot_presence": weighted_sum(presence_losses, targets.slot_presence_weight),
         "slot_iou": weighted_sum(iou_losses, targets.slots.iou_weight),
     }
@@ -297,11 +281,9 @@ def instance_loss(
 ) -> Float[Array, ""]:
     """Loss of the masks of every instance, from kernels [b 1 m] that were made of its own
     pixels."""
-    modal, amodal = predict_masks(kernels, pixel_features)
-    modal_loss, amodal_loss = mean_mask_losses(
-        modal[:, 0], amodal[:, 0], targets.instances, targets.pixel_weight[:, None], config
-    )
-    return modal_loss + amodal_loss
+    masks = predict_masks(kernels, pixel_features)[:, 0]
+    pixel_weight = targets.pixel_weight[:, None, None]
+    return mean_mask_losses(masks, targets.instances, pixel_weight, config).sum()
 
 
 def dense_losses(
@@ -368,19 +350,14 @@ def type_loss(
 
 
 def mean_mask_losses(
-    modal: Float[Array, "*n h w"],
-    amodal: Float[Array, "*n h w"],
+    logits: Float[Array, "*n 2 h w"],
     targets: MaskTargets,
-    pixel_weight: Float[Array, "*#n h w"],
+    pixel_weight: Float[Array, "*#n 1 h w"],
     config: LossConfig,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+) -> Float[Array, "2"]:
     """Mean loss of the modal and of the amodal masks that are supervised."""
-    modal_losses = mask_loss(modal, targets.modal, pixel_weight, config.masks)
-    amodal_losses = mask_loss(amodal, targets.amodal, pixel_weight, config.masks)
-    return (
-        weighted_sum(modal_losses, targets.modal_weight),
-        weighted_sum(amodal_losses, targets.amodal_weight),
-    )
+    losses = mask_loss(logits, targets.masks, pixel_weight, config.masks)
+    return reduce(losses * targets.weight, "... two -> two", "sum")
 
 
 def mask_loss(
@@ -424,22 +401,6 @@ def pixel_mean(
     return (values * pixel_weight).sum((-2, -1)) / jnp.maximum(pixel_weight.sum((-2, -1)), 1)
 
 
-def iou_error(
-    predicted: Float[Array, "*n 2"],
-    modal: Float[Array, "*n h w"],
-    amodal: Float[Array, "*n h w"],
-    targets: MaskTargets,
-    pixel_weight: Float[Array, "*#n h w"],
-    threshold: float,
-) -> Float[Array, "*n 2"]:
-    """Squared error of the predicted IoUs of a modal and an amodal mask. It teaches the prediction,
-    not the masks."""
-    modal_iou = mask_iou(modal, targets.modal, pixel_weight, threshold)
-    amodal_iou = mask_iou(amodal, targets.amodal, pixel_weight, threshold)
-    iou = jax.lax.stop_gradient(jnp.stack([modal_iou, amodal_iou], axis=-1))
-    return (predicted - iou) ** 2
-
-
 def mask_iou(
     logits: Float[Array, "*n h w"],
     target: Float[Array, "*n h w"],
@@ -447,7 +408,7 @@ def mask_iou(
     threshold: float,
 ) -> Float[Array, "*n"]:
     """IoU of the thresholded mask with the thresholded target on cells that count; 1 for two empty
-    masks."""
+    masks. Thresholds have no gradient, so that a predicted IoU learns from it and masks do not."""
     counts = pixel_weight > 0.5
     predicted = (logits > threshold) & counts
     truth = (target > 0.5) & counts

@@ -10,8 +10,8 @@ Which of the two masks of a query is supervised is decided here, as data:
 
 - `--loss.supervise both`: the modal mask, and the amodal mask where it is annotated.
 - `--loss.supervise requested`: only the mask that the query asks for.
-- the head `none` predicts one mask for every query. It learns the requested mask under the name of
-the modal one.
+- the head `none` predicts one mask for every query, in the place of the modal one. There it learns
+the requested mask.
 """
 
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from r2sm_jax.config import NO_HEAD, LossConfig
 from r2sm_jax.data.batches import Batch
+from r2sm_jax.query import AMODAL, MODAL
 
 POOL = 2
 """Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower
@@ -31,15 +32,13 @@ features, which have just this grid: half of the tokens' stride, where masks hav
 
 
 class MaskTargets(NamedTuple):
-    """Truth of a set of modal and amodal masks, as coverage (the share of a cell that a mask fills,
-    0..1)."""
+    """Truth of pairs of a modal and an amodal mask, as coverage (the share of a cell that a mask
+    fills, 0..1)."""
 
-    modal: Float[Array, "*n h w"]
-    amodal: Float[Array, "*n h w"]
-    modal_weight: Float[Array, "*n"]
-    amodal_weight: Float[Array, "*n"]
+    masks: Float[Array, "*n 2 h w"]
+    weight: Float[Array, "*n 2"]
     iou_weight: Float[Array, "*n 2"]
-    """Weights of the predicted IoUs of the modal and the amodal mask."""
+    """That of the predicted IoU: its loss is one mean over modal and amodal masks."""
 
 
 class PixelTargets(NamedTuple):
@@ -99,63 +98,48 @@ class Targets(NamedTuple):
 def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
     """The targets of a whole batch (data/batches.py lists its arrays). `head` is the name of the
     mask-type head."""
-    modal = to_coverage(batch["modal"])
-    amodal = to_coverage(batch["amodal"])
+    masks = to_coverage(batch["masks"])
+    pooled = pool_masks(masks)
     pixel_weight = to_coverage(batch["pixel_weight"])
-    has_amodal = batch["has_amodal"]
+    is_known = batch["is_known"]
     is_amodal = batch["is_amodal"]
     query_mask = batch["query_mask"]
     query_instances = batch["query_instances"]
 
+    # Which masks of a pair a query teaches.
+    is_requested = jnp.stack([~is_amodal, is_amodal], axis=-1)  # [b k 2]
+    teaches_one = head == NO_HEAD or config.supervise == "requested"
+    teaches = is_requested if teaches_one else jnp.ones_like(is_requested)
+    # One match of slots serves both masks. It is by the complete shapes if they are taught; where
+    # one is not annotated, its mask is the visible part.
+    match_amodal = teaches[..., AMODAL] & (head != NO_HEAD)
+    teaches &= query_mask[..., None]
+
     # The complete shape of a union is known if that of each of its instances is annotated.
-    all_have_amodal = (has_amodal[:, None] | ~query_instances).all(-1)  # [b k]
+    all_known = (is_known[:, None] | ~query_instances[..., None]).all(2)  # [b k 2]
     queries = make_mask_targets(
-        unite(query_instances, modal),
-        unite(query_instances, amodal),
-        exists=query_mask,
-        has_amodal=all_have_amodal,
-        is_amodal=is_amodal,
-        supervise=config.supervise,
-        head=head,
+        unite(query_instances, masks), teaches & all_known, is_amodal, head=head
     )
 
     slot_exists = (batch["slot_targets"] >= 0) & query_mask[..., None]
     slot_instance = jnp.maximum(batch["slot_targets"], 0)
+    slot_learns = slot_exists[..., None] & teaches[:, :, None] & take(is_known, slot_instance)
     slots = make_mask_targets(
-        take(pool_masks(modal), slot_instance),
-        take(pool_masks(amodal), slot_instance),
-        exists=slot_exists,
-        has_amodal=take(has_amodal, slot_instance),
-        is_amodal=is_amodal[..., None],
-        supervise=config.supervise,
-        head=head,
+        take(pooled, slot_instance), slot_learns, is_amodal[..., None], head=head
     )
-    if head == NO_HEAD:
-        # The one mask that there is has the name of the modal one.
-        match_amodal = jnp.zeros_like(is_amodal)
-    elif config.supervise == "requested":
-        match_amodal = is_amodal
-    else:
-        # One match serves both masks. It is by the complete shapes; where one is not annotated,
-        # `amodal` holds the visible part.
-        match_amodal = jnp.ones_like(is_amodal)
 
     # With `supervise both`, every instance and its pixels are taught both types. Where a query
     # teaches one type only, they are taught the types that the queries for this instance ask for.
-    learns_one_type = head == NO_HEAD or config.supervise == "requested"
-    if learns_one_type:
-        is_target = query_instances & query_mask[..., None]  # [b k m]
-        teaches_modal = (is_target & ~is_amodal[..., None]).any(1)
-        teaches_amodal = (is_target & is_amodal[..., None]).any(1) & has_amodal
-    else:
-        teaches_modal = jnp.ones_like(has_amodal)
-        teaches_amodal = has_amodal
-    is_visible = modal.any((-2, -1))
+    instance_learns = is_known  # [b m 2]
+    if teaches_one:
+        instance_learns = is_known & (query_instances[..., None] & teaches[:, :, None]).any(1)
+    is_visible = masks[:, :, MODAL].any((-2, -1))[..., None]
 
     # The feature of an instance is the mean of its visible pixels where it is taught its modal
     # mask. If it is taught its amodal mask alone, it is the mean of all of its pixels. If it is
     # taught nothing it has no loss, and its region does not matter.
-    instance_regions = jnp.where(teaches_modal[..., None, None], modal, amodal)
+    learns_modal = instance_learns[..., MODAL, None, None]
+    instance_regions = jnp.where(learns_modal, masks[:, :, MODAL], masks[:, :, AMODAL])
 
     # Every slot of a query counts, with or without an instance. The sum over the axis q is taken in
     # the loss, hence 1 / q here.
@@ -171,13 +155,9 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         slot_exists=slot_exists,
         slot_presence_weight=slot_presence_weight,
         match_amodal=match_amodal,
-        instances=weigh_masks(
-            modal, amodal, is_visible & teaches_modal, is_visible & teaches_amodal
-        ),
+        instances=weigh_masks(masks, is_visible & instance_learns),
         instance_regions=instance_regions,
-        pixels=make_pixel_targets(
-            batch, teaches_modal, teaches_amodal, teaches_hidden=not learns_one_type
-        ),
+        pixels=make_pixel_targets(batch, pooled, instance_learns, teaches_hidden=not teaches_one),
         # A batch has these arrays only for a head that reads words alone (data/batches.py). For
         # every other head the f sentences are the k queries.
         type_is_amodal=batch.get("type_is_amodal", is_amodal),
@@ -187,30 +167,31 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
 
 def make_pixel_targets(
     batch: Batch,
-    teaches_modal: Bool[Array, "b m"],
-    teaches_amodal: Bool[Array, "b m"],
+    masks: Float[Array, "b m 2 h w"],
+    learns: Bool[Array, "b m 2"],
     *,
     teaches_hidden: bool,
 ) -> PixelTargets:
-    """Targets of the dense losses. A pixel belongs to the instance that covers more than half of
-    it, if there is one."""
-    pooled_modal = pool_masks(to_coverage(batch["modal"]))
-    pooled_amodal = pool_masks(to_coverage(batch["amodal"]))
+    """Targets of the dense losses from masks at their resolution. A pixel belongs to the instance
+    that covers more than half of it, if there is one."""
+    modal, amodal = masks[:, :, MODAL], masks[:, :, AMODAL]
     is_image = pool_masks(to_coverage(batch["pixel_weight"])) > 0.5
-    has_amodal = batch["has_amodal"]
+    has_amodal = batch["is_known"][..., AMODAL]
 
-    instance = pooled_modal.argmax(1)  # [b h w], an index into the axis m
-    is_object = (pooled_modal.max(1) > 0.5) & is_image & take(teaches_modal, instance)
+    instance = modal.argmax(1)  # [b h w], an index into the axis m
+    is_object = (modal.max(1) > 0.5) & is_image
+    is_taught = is_object[..., None] & take(learns, instance)  # [b h w 2]
     labels = {name: take(label, instance) for name, label in batch["labels"].items()}
-    is_hidden = (pooled_amodal - pooled_modal > 0.5) & has_amodal[..., None, None]  # [b m h w]
+    is_hidden = (amodal - modal > 0.5) & has_amodal[..., None, None]  # [b m h w]
 
     return PixelTargets(
         labels={name: jnp.maximum(label, 0) for name, label in labels.items()},
         label_weights={
-            name: mean_weight(is_object & (label >= 0)) for name, label in labels.items()
+            name: mean_weight(is_taught[..., MODAL] & (label >= 0))
+            for name, label in labels.items()
         },
         box=take(batch["boxes"], instance),
-        box_weight=mean_weight(is_object & take(teaches_amodal, instance)),
+        box_weight=mean_weight(is_taught.all(-1)),
         hidden=is_hidden.astype(jnp.float32),
         hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
         hidden_unknown=~has_amodal,
@@ -221,44 +202,24 @@ def make_pixel_targets(
 
 
 def make_mask_targets(
-    modal: Float[Array, "*n h w"],
-    amodal: Float[Array, "*n h w"],
-    *,
-    exists: Bool[Array, "*n"],
-    has_amodal: Bool[Array, "*n"],
+    masks: Float[Array, "*n 2 h w"],
+    learns: Bool[Array, "*n 2"],
     is_amodal: Bool[Array, "*#n"],
-    supervise: str,
+    *,
     head: str,
 ) -> MaskTargets:
-    """Targets of masks that a query asks for. `exists` is False on padding, `has_amodal` where the
-    complete shape is not annotated."""
+    """Targets of the pairs of masks that queries mean. `learns`: which of them count."""
     if head == NO_HEAD:
-        modal = jnp.where(is_amodal[..., None, None], amodal, modal)
-        counts_modal = exists & (~is_amodal | has_amodal)
-        counts_amodal = jnp.zeros_like(exists)
-    elif supervise == "requested":
-        counts_modal = exists & ~is_amodal
-        counts_amodal = exists & is_amodal & has_amodal
-    else:
-        counts_modal = exists
-        counts_amodal = exists & has_amodal
-    return weigh_masks(modal, amodal, counts_modal, counts_amodal)
+        # Only the first mask of a pair is learnt: the requested one.
+        masks = jnp.where(is_amodal[..., None, None, None], masks[..., ::-1, :, :], masks)
+        learns = jnp.where(is_amodal[..., None], learns[..., ::-1], learns)
+    return weigh_masks(masks, learns)
 
 
-def weigh_masks(
-    modal: Float[Array, "*n h w"],
-    amodal: Float[Array, "*n h w"],
-    counts_modal: Bool[Array, "*n"],
-    counts_amodal: Bool[Array, "*n"],
-) -> MaskTargets:
-    """Targets with equal weights for all masks that count."""
-    return MaskTargets(
-        modal,
-        amodal,
-        modal_weight=mean_weight(counts_modal),
-        amodal_weight=mean_weight(counts_amodal),
-        iou_weight=mean_weight(jnp.stack([counts_modal, counts_amodal], axis=-1)),
-    )
+def weigh_masks(masks: Float[Array, "*n 2 h w"], learns: Bool[Array, "*n 2"]) -> MaskTargets:
+    """Targets with equal weights for all modal masks that count, and for all amodal ones."""
+    weigh_each = jax.vmap(mean_weight, in_axes=-1, out_axes=-1)
+    return MaskTargets(masks, weight=weigh_each(learns), iou_weight=mean_weight(learns))
 
 
 def mean_weight(counts: Bool[Array, "*n"]) -> Float[Array, "*n"]:
@@ -272,10 +233,10 @@ def to_coverage(array: Array) -> Float[Array, "..."]:
 
 
 def unite(
-    query_instances: Bool[Array, "b k m"], coverage: Float[Array, "b m h w"]
-) -> Float[Array, "b k h w"]:
-    """The union of the instances of each query."""
-    total = jnp.einsum("bkm,bmhw->bkhw", query_instances.astype(jnp.float32), coverage)
+    query_instances: Bool[Array, "b k m"], coverage: Float[Array, "b m 2 h w"]
+) -> Float[Array, "b k 2 h w"]:
+    """The unions of the instances of each query."""
+    total = jnp.einsum("bkm,bmphw->bkphw", query_instances.astype(jnp.float32), coverage)
     return jnp.minimum(total, 1)
 
 
