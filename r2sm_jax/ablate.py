@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from scipy.special import expit
 
-from r2sm_jax.config import OptimizerConfig
+from r2sm_jax.config import DataConfig, OptimizerConfig
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import HeadScores, ablation_table, write_ablation
@@ -29,9 +29,9 @@ from r2sm_jax.evaluation.calibration import fit_temperature
 from r2sm_jax.evaluation.tables import print_markdown, to_markdown
 from r2sm_jax.inference.load import enable_compilation_cache
 from r2sm_jax.query import Sentence, keyword_mask_type
+from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.queries.plain import plain_sentences
 from r2sm_jax.synthetic.queries.sentences import intent_sentences, write_text_only_queries
-from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.training.head import PaddedSentences, pad_sentences, train_head
 from r2sm_jax.training.optimizer import make_optimizer
 
@@ -131,7 +131,7 @@ def compare_heads(
 def scene_sentences(split: str, num_scenes: int) -> list[Sentence]:
     """Collects the different queries about the first drawn scenes of a split, as sentences without
     an image."""
-    source = open_source("scenes", split, count=num_scenes)
+    source = open_split(DataConfig(), split, count=num_scenes)
     sentences: dict[str, Sentence] = {}
     for index in range(num_scenes):
         for query in source.queries_at(index):

@@ -36,13 +36,7 @@ from r2sm_jax.evaluation.tables import (
     report_markdown,
     to_markdown,
 )
-from r2sm_jax.synthetic.sources import (
-    REPORTED,
-    SourceSpec,
-    open_dataset,
-    open_scored,
-    split_names,
-)
+from r2sm_jax.sources import REPORTED, SourceSpec, open_split, open_splits, split_names
 
 
 def main() -> None:
@@ -99,11 +93,7 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     split = args.split or ("all" if args.data else REPORTED)
     size = run.config.model.vision.image_size
     count = args.samples or run.config.train.report_samples
-    open_split = open_dataset if args.samples else open_scored
-    sources = {
-        name: open_split(data, name, image_size=size, count=count)
-        for name in split_names(data.source, split, data.images, data.crowds)
-    }
+    sources = open_splits(data, split, size=size, count=count, is_exact=args.samples is not None)
     is_own = SourceSpec.parse(data.source).is_same_data(SourceSpec.parse(trained.source))
     trained_on = data.source if is_own else trained.source
     report, evaluated = evaluate(run, sources, data.source, trained_on)
@@ -126,7 +116,7 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
         )
     data = DataConfig(source=args.data, images=args.images, backgrounds=args.backgrounds)
     count = args.samples or 256
-    source = open_dataset(data, splits[0], image_size=96, count=count, need_images=False)
+    source = open_split(data, splits[0], count=count, need_images=False)
     path = Path(args.predictions)
     system = {"predictions": path.name, "predictions_sha256": None}
     if path.is_file():

@@ -9,13 +9,13 @@ if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
     check_flags(ExportConfig)
 
-from r2sm_jax.config import ModelConfig
+from r2sm_jax.config import DataConfig, ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.export import add_parts, check_can_push, export, push
 from r2sm_jax.inference.load import PARTS, load, load_part
 from r2sm_jax.inference.model_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.stablehlo import verify
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 
 NUM_VERIFIED = 3
 """Drawn scenes on which `--verify` compares run and export."""
@@ -79,7 +79,7 @@ def write_export(args: ExportConfig, out: Path) -> None:
     print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB")
     if args.verify:
         size = run.config.model.vision.image_size
-        scenes = open_source("scenes", "val", count=NUM_VERIFIED, size=size)
+        scenes = open_split(DataConfig(), "val", count=NUM_VERIFIED, size=size)
         print(verify(run, out, [scenes[index] for index in range(NUM_VERIFIED)]))
 
 

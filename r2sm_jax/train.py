@@ -36,13 +36,13 @@ from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
 from r2sm_jax.inference.model_folder import find_folder, read_stored, write_trained_on
 from r2sm_jax.models.pretrained import fill_sizes
-from r2sm_jax.synthetic.queries.sentences import target_sentences, write_text_only_queries
-from r2sm_jax.synthetic.sources import (
+from r2sm_jax.sources import (
     open_reported,
     open_selecting,
     open_training,
     warn_of_shared_pictures,
 )
+from r2sm_jax.synthetic.queries.sentences import target_sentences, write_text_only_queries
 from r2sm_jax.training.completer import COMPLETER
 from r2sm_jax.training.crops import crop_task
 from r2sm_jax.training.loop import Task, fit

@@ -37,7 +37,7 @@ from rich.table import Table
 
 import r2sm_jax
 from r2sm_jax.cli import cli_main, parse_config, parse_flags
-from r2sm_jax.config import Config
+from r2sm_jax.config import Config, DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.batches import Batch, ExampleBuilder, Examples, training_batches
 from r2sm_jax.data.dataset import read_json
@@ -47,9 +47,9 @@ from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.models.r2sm import build_model
+from r2sm_jax.sources import load_json_split, open_split, open_training
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.synthetic.scenes.source import draw_scene
-from r2sm_jax.synthetic.sources import load_json_split, open_source, open_training
 from r2sm_jax.training.losses import segmenter_loss
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
@@ -89,7 +89,7 @@ def measure_training(args: Sequence[str]) -> Figures:
     yield "scenes drawn a second and core", f"{NUM_SCENES / seconds:.0f}"
 
     data = prepare_data(config, open_training(config), write_text_only_queries(600, seed=0))
-    source = open_source("scenes", "train", count=NUM_SCENES, size=size)
+    source = open_split(DataConfig(), "train", count=NUM_SCENES, size=size)
     sentences = [query.text for i in range(NUM_SCENES) for query in source.queries_at(i)]
     data.texts(sentences[:1] * 64)  # compiled
     start = time.perf_counter()
@@ -501,7 +501,7 @@ def measure_serving(args: Sequence[str]) -> Figures:
     if config.images < 8:
         raise InputError(f"--images {config.images}: too few for a median; give 8 or more")
     predictor = r2sm_jax.load(config.run)
-    source = open_source("scenes", "val", count=config.images, size=96)
+    source = open_split(DataConfig(), "val", count=config.images, size=96)
     images = [
         np.asarray(Image.fromarray(source[i].image).resize(PHOTO_SIZE))
         for i in range(config.images)

@@ -49,7 +49,7 @@ CHECKED = [
     "data.images",
     "data.masks",
     "data.sheet",
-    "synthetic.sources",
+    "sources",
     "data.text_states",
     "data.tokenizer",
 ]

@@ -1,26 +1,22 @@
 """A list of samples as a data source."""
 
-from typing import ClassVar
+from collections.abc import Sequence
 
-from r2sm_jax.data.dataset import SourceSubset, truth_of_sample
+from r2sm_jax.data.dataset import Sample, Source
 
 
-class ListedSource(list):
+class ListedSource(Source):
     """Samples that a test made."""
 
-    vocabulary: ClassVar[dict] = {}
-    sha256 = ""
-    has_images = True
-    is_procedural = False
+    def __init__(self, samples: Sequence[Sample]):
+        self.samples = samples
 
-    def queries_at(self, index):
-        return self[index].queries
+    @property
+    def vocabulary(self):
+        return {}
 
-    def truth_at(self, index):
-        return truth_of_sample(self[index])
+    def __len__(self):
+        return len(self.samples)
 
-    def subset(self, indices):
-        return SourceSubset(self, tuple(indices))
-
-    def fingerprints(self):
-        return [""] * len(self)
+    def __getitem__(self, index):
+        return self.samples[index]

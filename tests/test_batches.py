@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data.batches import ExampleBuilder, Examples, training_batches
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import Prepared, prepare
 from r2sm_jax.query import AMODAL, MODAL, Query
+from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
-from r2sm_jax.synthetic.sources import open_source
 
 HEIGHT, WIDTH, SIZE, CELLS = 20, 40, 32, 16
 VOCABULARY = {"category": ("mug", "book"), "colour": ("red", "blue")}
@@ -312,7 +313,7 @@ def examples(count: int = 5, *, jitter: float = 0.0, **options) -> Examples:
     build = ExampleBuilder(
         lengths_of, 3, queries=3, instances=4, slots=2, mirror=True, colour_jitter=jitter
     )
-    source = open_source("scenes", "train", count=count, size=SIZE)
+    source = open_split(DataConfig(), "train", count=count, size=SIZE)
     return Examples(source, build, image_size=SIZE, mask_size=CELLS, **options)
 
 

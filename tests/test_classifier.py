@@ -14,6 +14,7 @@ from tiny_efficientnet import DIMS, tiny_tensors
 from tiny_models import TINY, WIDTH, fake_inputs
 
 from r2sm_jax.cli import to_json
+from r2sm_jax.config import DataConfig
 from r2sm_jax.inference.export import export
 from r2sm_jax.inference.load import Run, flat_weights, load
 from r2sm_jax.inference.predictor import Predictor
@@ -33,7 +34,7 @@ from r2sm_jax.models.classifier import (
 from r2sm_jax.models.matching import put_weights
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import ImageFeatures, build_model
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 from r2sm_jax.train import main
 
 VISION = replace(
@@ -213,13 +214,13 @@ def run(folder, tiny_run, predictor, tmp_path) -> Run:
 
 
 def presences(run: Run) -> np.ndarray:
-    scene = open_source("scenes", "val", count=1, size=64)[0]
+    scene = open_split(DataConfig(), "val", count=1, size=64)[0]
     predictions = run.predictor.predict(["the red mug", "a dog"], image=scene.image)
     return np.array([prediction.presence for prediction in predictions])
 
 
 def test_an_export_has_it_and_a_compact_one_finds_it_by_name(run, tmp_path, monkeypatch):
-    scenes = open_source("scenes", "val", count=3, size=64)
+    scenes = open_split(DataConfig(), "val", count=3, size=64)
     export(run, tmp_path / "whole")
     assert "differences" in verify(run, tmp_path / "whole", [scenes[i] for i in range(3)])
     np.testing.assert_allclose(presences(load(tmp_path / "whole")), presences(run), rtol=1e-5)

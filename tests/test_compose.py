@@ -21,9 +21,18 @@ from made_pictures import (
 )
 from PIL import Image
 
-from r2sm_jax.config import DataConfig
+from r2sm_jax.config import Config, DataConfig, LoopConfig, ModelConfig, VisionConfig
+from r2sm_jax.data.contradictions import find_pictures_in_both
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.errors import InputError
+from r2sm_jax.sources import (
+    REPORTED,
+    load_json_split,
+    open_reported,
+    open_split,
+    open_splits,
+    split_names,
+)
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.cutouts import CutoutSource, read_records
@@ -34,13 +43,6 @@ from r2sm_jax.synthetic.photos import (
 )
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
-from r2sm_jax.synthetic.sources import (
-    REPORTED,
-    open_dataset,
-    open_scored,
-    open_source,
-    split_names,
-)
 from r2sm_jax.tools.compose import compose, cutouts
 
 SIZE, NUM_PICTURES = 96, 60
@@ -252,6 +254,7 @@ REFUSED = [
     ({"num_bad": 40}, "40 of 360 records are bad; a share of 0.1 allows 36"),
     ({"folder": "."}, "--images"),
     ({"folder": "nowhere"}, "no such image folder"),
+    ({"empty": True}, r"73 of 73 images are not in .*, or are empty files: .*, \.\.\.;"),
     ({"name": "none.json"}, "No such file"),
     ({"folder": ".", "name": "a.json,a.json"}, "--images"),
 ]
@@ -278,6 +281,10 @@ def test_bad_files_are_refused(file, tmp_path, wrong, words):
     (tmp_path / "a.json").write_text(json.dumps(records))
     paths = [tmp_path / name for name in wrong.get("name", "a.json").split(",")]
     folder = tmp_path / wrong["folder"] if "folder" in wrong else file.parent / "images"
+    if "empty" in wrong:
+        folder = tmp_path
+        for image in records["images"]:
+            (folder / image["file_name"]).touch()
     with pytest.raises(InputError, match=words):
         ComposeSource(paths, wrong.get("split", "train"), 1, images=folder)
 
@@ -335,9 +342,12 @@ def test_ten_photos_are_enough_for_all_splits(ten_photos):
 def test_of_few_photos_few_pictures_are_scored_unless_more_are_asked_for(ten_photos):
     data = DataConfig(source=f"compose:{ten_photos}")
     num_photos = len(Photos(ten_photos).photos_of_split("val"))
-    assert len(open_scored(data, "val", image_size=SIZE, count=100)) == 4 * num_photos
-    assert len(open_scored(data, "val", image_size=SIZE, count=3)) == 3
-    assert len(open_dataset(data, "val", image_size=SIZE, count=100)) == 100
+
+    def num_pictures(count: int, is_exact: bool = False) -> int:
+        return len(open_splits(data, "val", size=SIZE, count=count, is_exact=is_exact)["val"])
+
+    assert [num_pictures(100), num_pictures(3)] == [4 * num_photos, 3]
+    assert num_pictures(100, is_exact=True) == 100
 
 
 def test_where_hardly_anything_is_complete_the_rest_is_laid_over(ten_photos):
@@ -410,6 +420,57 @@ def test_a_partly_marked_file_gives_no_queries_for_absent_things(two_files):
         ComposeSource(two_files[1], "val_absent", 5, size=SIZE)
 
 
+GROUP = {"id": 9, "name": "fruits", "supercategory": "none"}
+ALONE = [{"id": 1, "name": "leaf"}]
+NOTHING_ABSENT = {
+    "one class": ALONE,
+    "one class and a group": [{"id": 1, "name": "apple", "supercategory": "fruits"}, GROUP],
+    "one class and one that nothing uses": [*ALONE, {"id": 2, "name": "_background_"}],
+    "one class that some photos lack": ALONE,
+}
+
+
+@pytest.mark.parametrize("case", NOTHING_ABSENT)
+def test_a_split_that_cannot_be_is_left_out_with_a_line(case, ten_photos, capsys):
+    records = json.loads(ten_photos.read_text())
+    records["categories"] = NOTHING_ABSENT[case]
+    for annotation in records["annotations"]:
+        annotation["category_id"] = 1
+    if case.endswith("lack"):
+        val = Photos(ten_photos).photos_of_split("val")
+        records["annotations"] = [a for a in records["annotations"] if a["image_id"] != val[0] + 1]
+    ten_photos.write_text(json.dumps(records))
+    config = Config(
+        model=ModelConfig(vision=VisionConfig(image_size=SIZE)),
+        data=DataConfig(source=f"compose:{ten_photos}"),
+        train=LoopConfig(report_samples=4),
+    )
+    assert [*open_reported(config)] == ["val", "val_phrasing", "val_hard"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "val_absent is left out" in line
+
+
+def absent_texts(path: Path) -> list[str]:
+    source = ComposeSource(path, "train", 40, size=SIZE)
+    queries = [query for index in range(40) for query in source[index].queries]
+    return [query.text.lower() for query in queries if not query.instance_ids]
+
+
+def test_only_what_is_said_to_be_complete_is_absent(ten_photos):
+    records = json.loads(ten_photos.read_text())
+    for category in records["categories"]:
+        category["supercategory"] = "fruits"
+    records["categories"] += [GROUP, {"id": 10, "name": "zeppelin"}]
+    ten_photos.write_text(json.dumps(records))
+    texts = absent_texts(ten_photos)
+    assert texts
+    assert not any(word in text for text in texts for word in ("fruit", "zeppelin"))
+
+    records["images"][0] |= {"neg_category_ids": [], "not_exhaustive_category_ids": []}  # LVIS
+    ten_photos.write_text(json.dumps(records))
+    assert absent_texts(ten_photos) == []
+
+
 def test_what_is_pasted_has_no_name_of_an_unmarked_thing(two_files):
     source = ComposeSource(two_files, "train", 130, size=SIZE)
     full, partial = (
@@ -420,6 +481,36 @@ def test_what_is_pasted_has_no_name_of_an_unmarked_thing(two_files):
     # is partly marked.
     assert full == {*PHOTO_CLASSES, "otter", "deer"}
     assert partial == {"otter", "chair", "dog house", "deer"}
+
+
+def test_augmented_copies_of_a_photo_are_on_one_side_of_every_split(file, tmp_path):
+    """Three of each photo, as Roboflow writes them."""
+    records = json.loads(file.read_text())
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(records["images"][:60]):
+        content = (file.parent / "images" / image["file_name"]).read_bytes()
+        image["file_name"] = f"{number // 3}_jpg.rf.{number:032x}.jpg"
+        (tmp_path / "images" / image["file_name"]).write_bytes(content)
+    records["images"] = records["images"][:60]
+    records["annotations"] = [a for a in records["annotations"] if a["image_id"] <= 60]
+    path = tmp_path / "copies.json"
+    path.write_text(json.dumps(records))
+
+    photos = Photos(path)
+    composed = {
+        split: [photos.name_of(photo) for photo in photos.photos_of_split(split)]
+        for split in ("train", "dev", "val")
+    }
+    stored = {
+        split: [image.file_name for image in load_json_split(path, split).images]
+        for split in composed
+    }
+    for parts in (composed, stored):
+        assert sum(map(len, parts.values())) == 60
+        originals = [{name.partition("_")[0] for name in names} for names in parts.values()]
+        assert sum(map(len, originals)) == 20 and all(originals)
+    assert find_pictures_in_both(["a_jpg.rf.1.jpg"], ["a_jpg.rf.2.jpg"]) is not None
+    assert find_pictures_in_both(["a_jpg.rf.1.jpg"], ["a_png.rf.2.jpg"]) is None
 
 
 def test_a_photo_of_two_files_is_on_one_side_of_every_split(file, tmp_path):
@@ -449,7 +540,7 @@ def test_composed_files_are_the_source(sixty, tmp_path):
         compose(sixty, out=tmp_path, count=2, splits=("train",))
     compose(sixty, out=tmp_path, count=4, size=SIZE, seed=3, splits=("train",), overwrite=True)
     source = ComposeSource(sixty, "train", 4, size=SIZE, seed=3)
-    written = open_source(f"json:{tmp_path}", "train")
+    written = open_split(DataConfig(f"json:{tmp_path}"), "train")
     for index in range(4):
         assert content(written[index]) == content(source[index])
 

@@ -20,7 +20,7 @@ from r2sm_jax.data.dataset import ImageTruth, Instance, Sample, read_json, write
 from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.sources import load_json_split
+from r2sm_jax.sources import load_json_split
 
 HEIGHT, WIDTH = 12, 20
 

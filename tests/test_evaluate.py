@@ -10,6 +10,7 @@ from listed_source import ListedSource
 from PIL import Image
 from sample_records import to_records
 
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source, write_records
 from r2sm_jax.data.letterbox import Letterbox
@@ -23,8 +24,8 @@ from r2sm_jax.inference import load as loading
 from r2sm_jax.inference.load import load
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.query import Query, Sentence
+from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
-from r2sm_jax.synthetic.sources import open_source
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def dataset(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("dataset")
     samples = []
     for i in range(6):
-        sample = open_source("scenes", "val", count=6, size=40 + 24 * (i % 2))[i]
+        sample = open_split(DataConfig(), "val", count=6, size=40 + 24 * (i % 2))[i]
         samples.append(replace(sample, image_id=i + 1))
         Image.fromarray(sample.image).save(folder / sample.file_name)
     write_records(folder / "scenes.json", to_records(samples))
@@ -177,7 +178,7 @@ def test_masks_come_back_to_the_images_own_resolution_without_their_padding(pred
 
 def test_every_query_is_answered_once(predictor, tmp_path):
     """The results are those of a predictor that sees one image at a time."""
-    source = open_source("scenes", "val", count=5, size=48, queries=19)
+    source = open_split(DataConfig(), "val", count=5, size=48, queries=19)
     evaluated = evaluate_source(predictor, source)
     truths = list(query_truths(source))
     assert [result.truth.query for result in evaluated.results] == [t.query for t in truths]

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 import r2sm_jax
 from r2sm_jax import evaluate, export as export_command, predict
-from r2sm_jax.config import CompleterConfig
+from r2sm_jax.config import CompleterConfig, DataConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import export as exports, load as loading, model_folder, stablehlo
 from r2sm_jax.inference.crop_models import CompleterCalibration, KindCalibration, MaskCompleter
@@ -43,7 +43,7 @@ from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import R2SM, Calibration, abstract_model
 from r2sm_jax.query import AMODAL
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 QUERIES = ["the red mug", "the whole red mug, hidden parts included"]
@@ -52,7 +52,7 @@ COMMANDS = {"export": export_command.main, "predict": predict.main, "evaluate": 
 
 def samples(run):
     """Scenes on which a run and its export are compared."""
-    source = open_source("scenes", "val", count=3, size=run.config.model.vision.image_size)
+    source = open_split(DataConfig(), "val", count=3, size=run.config.model.vision.image_size)
     return [source[index] for index in range(3)]
 
 
@@ -67,7 +67,7 @@ def workplace(tiny_run, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("workplace")
     (folder / "runs").mkdir()
     shutil.copytree(tiny_run, folder / "runs" / "mugs")
-    image = open_source("scenes", "val", count=1, size=64)[0].image[:45]
+    image = open_split(DataConfig(), "val", count=1, size=64)[0].image[:45]
     Image.fromarray(image).save(folder / "photo.jpg")
     return folder
 

@@ -9,9 +9,10 @@ from flax import nnx
 from made_pictures import digest, write_photos
 
 import r2sm_jax.train as train_module
+from r2sm_jax.config import DataConfig
 from r2sm_jax.errors import InputError
+from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.compose import ComposeSource
-from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.training.step import update_average
 
 SIZE = 48
@@ -34,9 +35,9 @@ def test_a_visit_makes_the_pictures_of_a_larger_source(file):
         assert digest(few.at_visit(index, visit)) == digest(more[visit * count + index])
     assert digest(few.at_visit(3, 0)) == digest(few[3]) != digest(few.at_visit(3, 1))
 
-    scenes = open_source("scenes", "train", count=4, size=SIZE)
+    scenes = open_split(DataConfig(), "train", count=4, size=SIZE)
     assert digest(scenes.at_visit(1, 2)) == digest(
-        open_source("scenes", "train", count=12, size=SIZE)[9]
+        open_split(DataConfig(), "train", count=12, size=SIZE)[9]
     )
 
 

@@ -19,10 +19,11 @@ ROOMS = {
     "models": [],
     "data": ["models"],
     "synthetic": ["models", "data"],
+    "sources": ["data", "synthetic"],
     "training": ["models", "data"],
     "inference": ["models", "data"],
     "evaluation": ["models", "data", "synthetic", "inference"],
-    "tools": ["data", "synthetic"],
+    "tools": ["data", "synthetic", "sources"],
 }
 COMMANDS = [
     *"train evaluate predict decide export demo ablate".split(),

@@ -10,7 +10,7 @@ from r2sm_jax.evaluation.evaluator import evaluate_source
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import query_truths
 from r2sm_jax.inference.load import load
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 from r2sm_jax.train import train
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
         ),
     )
     run = load(train(config))
-    source = open_source("scenes", "train", count=SCENES, seed=config.data.seed, size=SIDE)
+    source = open_split(config.data, count=SCENES, size=SIDE)
     figures = split_figures(evaluate_source(run.predictor, source).rows)
     guess = best_without_learning(source)
     print(f"gIoU {figures['all']['giou']:.3f}, without learning {guess:.3f}", figures["mask_type"])

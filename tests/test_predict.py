@@ -15,6 +15,7 @@ from PIL import Image
 from stub_predictor import StubCompleter, StubOutliner, StubPredictor
 
 from r2sm_jax import predict
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.inference import load as loading
 from r2sm_jax.inference.many import slug
@@ -22,7 +23,7 @@ from r2sm_jax.inference.parts import Parts
 from r2sm_jax.inference.prediction import FILES, MASKS
 from r2sm_jax.predict import main
 from r2sm_jax.query import Click, Prompt
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 
 QUERY = "the complete shape of the red mug"
 HEIGHT, WIDTH = 90, 70
@@ -31,7 +32,7 @@ HEIGHT, WIDTH = 90, 70
 @pytest.fixture(scope="module")
 def photo(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("images") / "photo.png"
-    image = open_source("scenes", "val", count=1)[0].image[:HEIGHT, :WIDTH]
+    image = open_split(DataConfig(), "val", count=1)[0].image[:HEIGHT, :WIDTH]
     Image.fromarray(image).save(path)
     return path
 

@@ -19,7 +19,7 @@ from r2sm_jax.evaluation.iou import overlap
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.sources import load_json_split
+from r2sm_jax.sources import load_json_split
 
 HEIGHT, WIDTH = 24, 32
 

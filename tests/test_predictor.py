@@ -19,7 +19,7 @@ from PIL import Image
 from stub_predictor import StubCompleter, StubOutliner, StubPredictor, masks_of
 
 import r2sm_jax
-from r2sm_jax.config import CompleterConfig
+from r2sm_jax.config import CompleterConfig, DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import Completion, KindCalibration, MaskCompleter, Outline
@@ -30,7 +30,7 @@ from r2sm_jax.inference.prediction import MASKS, Prediction
 from r2sm_jax.inference.predictor import Photo
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.models.crop_unet import make_completer
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 
 QUERIES = [
     "the red mug",
@@ -44,7 +44,7 @@ QUERIES = [
 @pytest.fixture(scope="module")
 def images() -> list[np.ndarray]:
     """Scenes of nine odd sizes."""
-    source = open_source("scenes", "val", count=9, size=64)
+    source = open_split(DataConfig(), "val", count=9, size=64)
     return [source[i].image[: 64 - 3 * i, : 40 + 2 * i] for i in range(9)]
 
 

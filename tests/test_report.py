@@ -31,7 +31,7 @@ from r2sm_jax.evaluation.report import PAPER, find_benchmark, make_report
 from r2sm_jax.evaluation.scorer import EvalResults
 from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.sources import load_json_split
+from r2sm_jax.sources import load_json_split
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"

@@ -17,10 +17,11 @@ from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash, split_ids
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.tables import describe_selection
+from r2sm_jax.inference.export import portable_config
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.query import Query
+from r2sm_jax.sources import REPORTED, SourceSpec, load_json_split, open_split, split_names
 from r2sm_jax.synthetic.scenes.source import SceneSource
-from r2sm_jax.synthetic.sources import REPORTED, load_json_split, open_source, split_names
 from r2sm_jax.train import open_selecting, open_training
 from r2sm_jax.training.run_folder import read_config, resolve_auto
 
@@ -70,16 +71,28 @@ def test_tfds_has_the_same_dev_with_its_own_and_without(folder, tmp_path):
         tmp_path / "old",
     )
     for name in ("own", "old"):
-        assert {
-            split: ids(open_source(f"tfds:{tmp_path / name}", split)) for split in expected
-        } == expected
-    assert ids(open_source(f"tfds:{tmp_path / 'old'}", WHOLE_TRAIN)) == set(range(1, 61))
+        data = DataConfig(f"tfds:{tmp_path / name}")
+        assert {split: ids(open_split(data, split)) for split in expected} == expected
+    assert ids(open_split(DataConfig(f"tfds:{tmp_path / 'old'}"), WHOLE_TRAIN)) == set(range(1, 61))
     assert split_names(f"tfds:{tmp_path / 'own'}", REPORTED) == ["val"]
+
+
+def test_the_path_of_a_json_file_is_a_source(folder, tmp_path):
+    file = folder / "val.json"
+    data = DataConfig(str(file))
+    assert ids(open_split(data, "all")) == set(range(101, 109))
+    assert split_names(str(file), REPORTED) == ["val"]
+    assert SourceSpec.parse(f"json:{file}").is_same_data(SourceSpec.parse(str(file)))
+    assert SourceSpec.parse("VAL.JSON").kind == "json"
+    assert portable_config(Config(data=data)).data.source == "val.json"
+    with pytest.raises(InputError, match="'compse:"):
+        SourceSpec.parse("compse:a.json")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 500])
 def test_a_single_file_has_dev_beside_val(tmp_path, count):
-    parts = [split_ids(tmp_path, range(count), split) for split in ("train", "dev", "val")]
+    names = {number: f"{number}.jpg" for number in range(count)}
+    parts = [split_ids(tmp_path, names, split) for split in ("train", "dev", "val")]
     assert set().union(*parts) == set(range(count)) and all(parts)
     assert sum(map(len, parts)) == (count if count > 2 else 3)
     assert count < 2 or not parts[2] & (parts[0] | parts[1])
@@ -97,7 +110,7 @@ def test_no_data_select_on_what_they_report(folder):
 def test_the_papers_protocol_trains_on_dev_too_and_quick_evaluations_are_as_large_as_asked(
     folder, monkeypatch
 ):
-    monkeypatch.setattr("r2sm_jax.synthetic.sources.check_teaches", lambda *_: "")
+    monkeypatch.setattr("r2sm_jax.sources.check_teaches", lambda *_: "")
     config = Config(
         data=DataConfig(source=f"json:{folder}"),
         train=LoopConfig(select_on="dev", evaluate_samples=3),

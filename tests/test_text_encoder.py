@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from r2sm_jax.config import MINILM
+from r2sm_jax.config import MINILM, DataConfig
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import hub
 from r2sm_jax.models.text_encoder import load_text_encoder
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 
 # Files.
 
@@ -204,7 +204,7 @@ def test_the_published_minilm_gives_the_same_states(transformers):
     digest = hub.file_sha256(folder / "model.safetensors")
     assert digest.startswith("53aa51172d142c89d9012cce15ae4d6c")
 
-    source = open_source("scenes", count=10)
+    source = open_split(DataConfig(), count=10)
     queries = [query.text for i in range(10) for query in source.queries_at(i)]
     long = [" ".join(queries[i : i + 1 + i % 4]) for i in range(40, 50)]
     sentences = ["mug", "Segment.", *queries[:38], *long]

@@ -10,7 +10,7 @@ from test_check import good, save
 
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.sources import load_json_split, open_source
+from r2sm_jax.sources import load_json_split, open_split
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def built(tmp_path_factory) -> tuple[Path, Path]:
 
 def test_samples_come_back_as_they_were(built):
     path, folder = built
-    sources = [open_source(f"tfds:{folder}", split) for split in ("train", "val")]
+    sources = [open_split(DataConfig(f"tfds:{folder}"), split) for split in ("train", "val")]
     for source in sources:
         assert len(source) == 1 and source.vocabulary == {"category": ("cup",), "colour": ("red",)}
     by_id = {source[0].image_id: source[0] for source in sources}
@@ -63,11 +63,11 @@ def test_samples_come_back_as_they_were(built):
 def test_errors(built, tmp_path):
     _, folder = built
     with pytest.raises(InputError, match="no split 'test'; the data set has"):
-        open_source(f"tfds:{folder}", "test")
+        open_split(DataConfig(f"tfds:{folder}"), "test")
     with pytest.raises(InputError, match="reserved"):
         write_tfds({"all": load_json_split(folder.parent / "data.json", "all")}, tmp_path)
     with pytest.raises(InputError, match="no TFDS data set here"):
-        open_source(f"tfds:{tmp_path}", "train")
+        open_split(DataConfig(f"tfds:{tmp_path}"), "train")
 
 
 def test_damaged_files_are_one_sentence(built, tmp_path):
@@ -80,18 +80,18 @@ def test_damaged_files_are_one_sentence(built, tmp_path):
             with pytest.raises(
                 InputError, match=r"out: cannot read the TFDS data set .* build it again"
             ):
-                read(open_source(f"tfds:{folder}", "train"))
+                read(open_split(DataConfig(f"tfds:{folder}"), "train"))
     (info,) = folder.rglob("dataset_info.json")
     for damaged in ("{", "[]"):
         info.write_text(damaged)
         with pytest.raises(
             InputError, match=r"out: cannot read the TFDS data set .* build it again"
         ):
-            open_source(f"tfds:{folder}", "train")
+            open_split(DataConfig(f"tfds:{folder}"), "train")
 
 
 def test_a_source_can_be_sent_to_other_processes(built):
-    source = open_source(f"tfds:{built[1]}", "train")
+    source = open_split(DataConfig(f"tfds:{built[1]}"), "train")
     (copy,) = pickle.loads(pickle.dumps([source]))
     assert copy[0].queries == source[0].queries
 
@@ -101,7 +101,7 @@ def test_an_image_without_instances_and_queries(tmp_path):
     records["annotations"], records["queries"] = records["annotations"][:2], records["queries"][:2]
     path = save(tmp_path, records)
     write_tfds({"val": load_json_split(path, "all")}, tmp_path / "out")
-    source = open_source(f"tfds:{tmp_path / 'out'}", "val")
+    source = open_split(DataConfig(f"tfds:{tmp_path / 'out'}"), "val")
     assert sorted((len(s.instances), len(s.queries)) for s in (source[0], source[1])) == [
         (0, 0),
         (2, 2),

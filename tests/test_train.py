@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,14 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from listed_source import ListedSource
+from PIL import Image
 from run_files import logged, with_flags
+from sample_records import to_records
 from test_loop import COMPLETER, OUTLINER
 
-from r2sm_jax import predict, train as train_module
+from r2sm_jax import predict, sources, train as train_module
 from r2sm_jax.config import Config, default_config, flat_fields, is_read
+from r2sm_jax.data.dataset import Instance, Sample, write_records
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import load as loading
-from r2sm_jax.synthetic import sources
+from r2sm_jax.query import Query
 from r2sm_jax.train import main
 
 
@@ -53,18 +57,45 @@ def test_crops_and_colours_are_drawn_at_each_visit(tiny_config):
 def test_reported_splits_are_opened_before_training_starts(
     fault, tiny_flags, tmp_path, refused, monkeypatch
 ):
-    open_dataset = sources.open_dataset
+    open_split = sources.open_split
 
     def open_but_for_val_hard(data, split, **options):
         if split != "val_hard":
-            return open_dataset(data, split, **options)
+            return open_split(data, split, **options)
         if fault == "a split without queries":
             return ListedSource([])
         raise InputError("val_hard.json: damaged")
 
-    monkeypatch.setattr(sources, "open_dataset", open_but_for_val_hard)
+    monkeypatch.setattr(sources, "open_split", open_but_for_val_hard)
     monkeypatch.setattr(train_module, "make_task", lambda *_: pytest.fail("makes a model"))
     assert "val_hard" in refused(main, *tiny_flags, "--run", tmp_path / "run")
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty"])
+def test_every_image_is_looked_at_before_training_starts(
+    fault, tiny_flags, tmp_path, refused, monkeypatch
+):
+    mask = np.zeros((6, 8), bool)
+    mask[2:4, 2:5] = True
+    samples = []
+    for number in range(1, 31):
+        image = np.full((6, 8, 3), number, np.uint8)
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        instance = Instance(number, "cow", mask, mask)
+        query = Query(number, "a cow", "modal", (number,))
+        samples.append(Sample(number, f"{number}.png", image, (instance,), (query,)))
+    path = tmp_path / "data.json"
+    write_records(path, to_records(samples))
+    for number in (17, 29):
+        (tmp_path / f"{number}.png").write_bytes(b"")
+        if fault == "missing":
+            (tmp_path / f"{number}.png").unlink()
+
+    monkeypatch.setattr(train_module, "make_task", lambda *_: pytest.fail("makes a model"))
+    flags = with_flags(tiny_flags, "--data.source", path)
+    error = refused(main, *flags, "--run", tmp_path / "run")
+    assert re.search(r"data\.json: \d of \d+ images are not in", error)
+    assert "17.png" in error or "29.png" in error
 
 
 @pytest.mark.parametrize(

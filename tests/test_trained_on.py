@@ -10,6 +10,7 @@ from made_pictures import write_photos
 from run_files import with_flags
 
 from r2sm_jax import evaluate, train
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data.images import fingerprint
 from r2sm_jax.evaluation.tables import describe_selection
 from r2sm_jax.inference.model_folder import (
@@ -18,8 +19,8 @@ from r2sm_jax.inference.model_folder import (
     read_trained_on,
     write_trained_on,
 )
+from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.photos import Photos
-from r2sm_jax.synthetic.sources import open_source
 
 
 def test_a_picture_is_known_by_its_file_and_not_by_its_name(tmp_path):
@@ -49,12 +50,12 @@ def test_a_composed_picture_is_known_by_its_photo_and_a_drawn_one_not(tmp_path):
     spec = f"compose:{file}"
     # Also those of which only objects are in the pictures.
     for count in (3, 200):
-        known = open_source(spec, "train", count=count, size=32).fingerprints()
+        known = open_split(DataConfig(spec), "train", count=count, size=32).fingerprints()
         assert set(known) == set(parts["train"]) and len(known) >= count
-    val = open_source(spec, "val_hard", count=5, size=32)
+    val = open_split(DataConfig(spec), "val_hard", count=5, size=32)
     assert val.fingerprints()[:5] == parts["val"][:5]
     assert val.subset([3, 1]).fingerprints() == [parts["val"][3], parts["val"][1]]
-    assert open_source("scenes", "train", count=2).fingerprints() == ["", ""]
+    assert open_split(DataConfig(), "train", count=2).fingerprints() == ["", ""]
 
 
 @pytest.mark.usefixtures("steps_alone")

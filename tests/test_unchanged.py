@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from made_pictures import write_cutouts, write_photos
 
-from r2sm_jax.config import Config
+from r2sm_jax.config import Config, DataConfig
 from r2sm_jax.data.dataset import Sample
+from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
-from r2sm_jax.synthetic.sources import open_source
 from r2sm_jax.train import train
 
 GOLDEN = Path(__file__).parent / "files" / "unchanged.json"
@@ -82,15 +82,14 @@ def open_pictures(folder: Path) -> Iterator[tuple[str, Sample]]:
     """Yields the first pictures of each kind of source, with a name."""
     photos = write_photos(folder / "photos", 30)
     cutouts = write_cutouts(folder / "cutouts")
-    made = {"seed": 1, "size": 96, "count": 40}
+    made = DataConfig(seed=1, cutouts=str(cutouts))
     sources = {
-        "scenes": open_source("scenes", "train", count=200),
-        "cutouts": open_source(f"cutouts:{cutouts}", "train", **made),
+        "scenes": open_split(DataConfig(), "train", count=200),
+        "cutouts": open_split(replace(made, source=f"cutouts:{cutouts}"), count=40),
     }
     for split in ("train", "dev", "val_absent"):
-        sources[f"compose {split}"] = open_source(
-            f"compose:{photos}", split, cutouts=cutouts, **made
-        )
+        composed = replace(made, source=f"compose:{photos}")
+        sources[f"compose {split}"] = open_split(composed, split, count=40)
     for kind, source in sources.items():
         for index in range(NUM_SAMPLES):
             yield f"{kind} {index}", source[index]
@@ -107,14 +106,14 @@ def test_the_first_pictures_of_every_source_are_the_same(tmp_path):
 
 
 def test_the_first_training_scenes_hold_the_same_objects():
-    source = open_source("scenes", "train", count=200)
+    source = open_split(DataConfig(), "train", count=200)
     assert digest(*(decided(source[index]) for index in range(200))) == SCENES
 
 
 @pytest.mark.parametrize("split", QUERIES)
 def test_the_first_queries_are_the_same(split):
     count = 200 if split == "train" else 50
-    source = open_source("scenes", split, count=count)
+    source = open_split(DataConfig(), split, count=count)
     queries = [query for index in range(count) for query in source.queries_at(index)]
     actual = [
         (q.id, q.text, q.mask_type, tuple(q.instance_ids), sorted(q.kind.items())) for q in queries

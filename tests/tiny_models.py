@@ -12,9 +12,9 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
+from r2sm_jax.config import DataConfig, DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.models.r2sm import input_spec
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 
 WIDTH, LAYERS = 32, 2
 """Of the language models."""
@@ -93,7 +93,7 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
 
 def write_tokenizer(folder: Path) -> int:
     """Writes a word-piece tokenizer. Returns the size of its vocabulary."""
-    source = open_source("scenes", count=30)
+    source = open_split(DataConfig(), count=30)
     words = Counter[str]()
     for index in range(30):
         for query in source.queries_at(index):

@@ -10,7 +10,7 @@ from tyro.extras import SubcommandApp
 
 from r2sm_jax.cli import cli_main, refuse_repeated
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.sources import SourceSpec, load_json_split, stored_splits
+from r2sm_jax.sources import SourceSpec, load_json_split, stored_splits
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.complete import complete
 from r2sm_jax.tools.compose import compose, cutouts

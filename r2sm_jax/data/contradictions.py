@@ -14,6 +14,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.splits import original_name
 from r2sm_jax.data.validation import Annotation, File
 from r2sm_jax.errors import InputError
 
@@ -230,9 +231,10 @@ def _file_key(name: str) -> str:
 def find_pictures_in_both(
     file_names: Iterable[str], other_names: Iterable[str]
 ) -> Contradiction | None:
-    """The pictures that two splits of one folder share, by their names in any spelling."""
-    names = {_file_key(name): name for name in file_names}
-    shared = sorted(names.keys() & {_file_key(name) for name in other_names})
+    """The pictures that two splits of one folder share, by their names in any spelling; augmented
+    copies of one photo are shared, too."""
+    names = {original_name(_file_key(name)): name for name in file_names}
+    shared = sorted(names.keys() & {original_name(_file_key(name)) for name in other_names})
     if not shared:
         return None
     what = (

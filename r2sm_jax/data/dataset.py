@@ -6,10 +6,11 @@ every instance `modal ⊆ amodal`.
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from r2sm_jax.data import contradictions, masks
 from r2sm_jax.data.contradictions import NUM_COMPARED_ON_READING, compare
 from r2sm_jax.data.images import (
+    check_files,
     find_image,
     fingerprint,
     image_folders,
@@ -113,49 +115,49 @@ def truth_of_sample(sample: Sample) -> ImageTruth:
     return ImageTruth(sample.image_id, sample.file_name, (height, width), instances, sample.queries)
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source(ABC):
     """One split of a data set: samples by index.
 
     Attributes:
-        vocabulary: For each attribute (category, colour, ...) the words that an instance can have.
         sha256: Hash of the file that the samples come from; empty where there is no such file.
-        has_images: Whether pictures can be shown. A dataset file can be scored without its images.
         is_procedural: Whether samples are made on request, as many as are asked for.
     """
 
-    @property
-    def vocabulary(self) -> dict[str, tuple[str, ...]]: ...
+    sha256: str = ""
+    is_procedural: bool = False
 
     @property
-    def sha256(self) -> str: ...
+    @abstractmethod
+    def vocabulary(self) -> dict[str, tuple[str, ...]]:
+        """For each attribute (category, colour, ...) the words that an instance can have."""
 
-    @property
-    def has_images(self) -> bool: ...
-
-    @property
-    def is_procedural(self) -> bool: ...
-
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> Sample: ...
+
+    @property
+    def has_images(self) -> bool:
+        """Whether pictures can be shown. A dataset file can be scored without its images."""
+        return True
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of a sample, without its image where that is quicker."""
-        ...
+        return self[index].queries
 
     def truth_at(self, index: int) -> ImageTruth:
         """The annotations of a sample, without its image where that is possible."""
-        ...
+        return truth_of_sample(self[index])
 
     def subset(self, indices: Iterable[int]) -> "Source":
         """Returns the same source with just these samples, in this order."""
-        ...
+        return SourceSubset(self, tuple(indices))
 
     def fingerprints(self) -> list[str]:
         """Returns the fingerprint of each sample's picture file, "" for a made picture; after them
         those of more files, if parts of these are in the pictures."""
-        ...
+        return [""] * len(self)
 
 
 @runtime_checkable
@@ -165,43 +167,23 @@ class FreshSource(Protocol):
     def at_visit(self, index: int, visit: int) -> Sample: ...
 
 
-@dataclass(frozen=True)
-class SourceSubset:
+class SourceSubset(Source):
     """Some samples of another source, in the order of `indices`."""
 
-    source: Source
-    indices: tuple[int, ...]
+    def __init__(self, source: Source, indices: tuple[int, ...]):
+        self.source = source
+        self.indices = indices
+        self.is_procedural = source.is_procedural
 
     @property
     def vocabulary(self) -> dict[str, tuple[str, ...]]:
         return self.source.vocabulary
-
-    @property
-    def sha256(self) -> str:
-        return self.source.sha256
-
-    @property
-    def has_images(self) -> bool:
-        return self.source.has_images
-
-    @property
-    def is_procedural(self) -> bool:
-        return self.source.is_procedural
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Sample:
         return self.source[self.indices[index]]
-
-    def queries_at(self, index: int) -> tuple[Query, ...]:
-        return self.source.queries_at(self.indices[index])
-
-    def truth_at(self, index: int) -> ImageTruth:
-        return self.source.truth_at(self.indices[index])
-
-    def subset(self, indices: Iterable[int]) -> "SourceSubset":
-        return SourceSubset(self.source, tuple(self.indices[index] for index in indices))
 
     def fingerprints(self) -> list[str]:
         known = self.source.fingerprints()
@@ -226,7 +208,7 @@ def hash_data(source: Source, samples: Sequence[Sample]) -> str:
     return total.hexdigest()
 
 
-class Dataset:
+class Dataset(Source):
     """The samples of a dataset file. `dataset[i]` opens image i and decodes its masks.
 
     Attributes:
@@ -234,10 +216,7 @@ class Dataset:
         sha256: Its hash; empty for records in memory.
         file: Its checked records (`parse`).
         images: The records of the images of this split.
-        vocabulary: The values of every attribute, and the category names in the order of their ids.
     """
-
-    is_procedural = False
 
     def __init__(
         self,
@@ -255,17 +234,12 @@ class Dataset:
         self._image_dirs = image_folders(path, images_dir)
         self._annotations: dict[int, list[Annotation]] = defaultdict(list)
         self._queries: dict[int, list[QueryRecord]] = defaultdict(list)
-        words: dict[str, set[str]] = defaultdict(set)
         for annotation in file.annotations:
             self._annotations[annotation.image_id].append(annotation)
-            for name, word in annotation.words.items():
-                words[name].add(word)
         for query in file.queries:
             self._queries[query.image_id].append(query)
         categories = sorted(file.categories, key=lambda category: category.id)
         self._names = {category.id: category.name for category in categories}
-        self.vocabulary = {"category": tuple(self._names.values())}
-        self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
 
     def __reduce__(self) -> Any:
         """Worker processes read the file again."""
@@ -280,6 +254,16 @@ class Dataset:
         instances = tuple(instance.convert(masks.expand) for instance in truth.instances)
         image = self.image_at(index)
         return Sample(truth.image_id, truth.file_name, image, instances, truth.queries)
+
+    @cached_property
+    def vocabulary(self) -> dict[str, tuple[str, ...]]:
+        """The values of every attribute, and the category names in the order of their ids."""
+        words: dict[str, set[str]] = defaultdict(set)
+        for annotation in self.file.annotations:
+            for name, word in annotation.words.items():
+                words[name].add(word)
+        of_attributes = {name: tuple(sorted(words[name])) for name in sorted(words)}
+        return {"category": tuple(self._names.values()), **of_attributes}
 
     @property
     def image_ids(self) -> tuple[int, ...]:
@@ -304,6 +288,11 @@ class Dataset:
         Raises InputError for one that is missing, damaged, or not of the size in the file.
         """
         return open_annotated(self.image_path(index), self.size_at(index), str(self.path))
+
+    def check_images(self) -> None:
+        """Raises InputError, which names the first, if files of images are missing or empty."""
+        names = [image.file_name for image in self.images]
+        check_files(self._image_dirs, names, self.path)
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""

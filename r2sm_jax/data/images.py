@@ -30,6 +30,8 @@ IMAGE_SUFFIXES = (*JPEG_SUFFIXES, ".png", ".webp", ".avif", ".bmp", ".gif", ".ti
 NUM_HASHED = 4096
 """Bytes of an image file that are hashed. Those in its middle differ from image to image, and those
 of 118,000 images are read in seconds."""
+NUM_NAMED = 3
+"""Names of missing files that a message has."""
 UNICODE_FORMS = ("NFC", "NFD")
 """Composed and decomposed accents: macOS writes the second."""
 
@@ -165,6 +167,26 @@ def locate_image(folders: Sequence[Path], file_name: str, source: Path) -> Path:
             "folder with --images DIR, in training with --data.images DIR"
         )
     return path
+
+
+def check_files(folders: Sequence[Path], file_names: Sequence[str], source: Path) -> None:
+    """Looks at the file of each image that `source` lists, without opening it.
+
+    Raises InputError, which names the first of them, where files are missing or empty.
+    """
+    missing = []
+    for name in file_names:
+        path = find_image(folders, name)
+        if path is None or not path.stat().st_size:
+            missing.append(name)
+    if missing:
+        dots = ", ..." if len(missing) > NUM_NAMED else ""
+        raise InputError(
+            f"{source}: {len(missing)} of {len(file_names)} images are not in "
+            f"{' or '.join(map(str, folders))}, or are empty files: "
+            f"{', '.join(missing[:NUM_NAMED])}{dots}; give their folder with --images DIR, in "
+            "training with --data.images DIR, or take their records out"
+        )
 
 
 def _file_in(folder: Path, name: PurePosixPath) -> Path | None:

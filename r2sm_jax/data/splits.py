@@ -5,6 +5,7 @@ moves hardly any from one split to another.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,14 @@ WHOLE_TRAIN = "train_with_dev"
 """The split of a file that is `train` and `dev` together, for a run that selects on another one."""
 MIN_FOR_SHARES = 10
 """With fewer images than this, one image is held out for each split, and not a tenth."""
+COPY = re.compile(r"_(\w+)\.rf\.[^./]+\.\w+$")
+"""The end of the name of an augmented copy, as Roboflow writes it: of x.jpg `x_jpg.rf.HASH.jpg`."""
+
+
+def original_name(file_name: str) -> str:
+    """The name of the photo that a file is an augmented copy of; that of the file itself where it
+    is none. Copies of one photo belong on one side of every split."""
+    return COPY.sub(r".\1", file_name)
 
 
 def split_by_hash(
@@ -56,28 +65,33 @@ def divide(
     return parts | {"train": rest}
 
 
-def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
-    """The ids of the images of one split of a file.
+def split_ids(path: Path, file_names: Mapping[int, str], split: str, *held_out: str) -> set[int]:
+    """The ids of the images of one split of a file, of which `file_names` has the names.
 
-    `split` is "train", one that is `held_out` of it, `WHOLE_TRAIN` or "all". About a tenth of the
-    images is held out for each of `held_out`, by default "val" and "dev", which are those of a
-    single file; one image each if there are fewer than ten. Raises InputError for any other split;
-    `path` names the images.
+    Augmented copies of a photo go where the first of them goes. `split` is "train", one that is
+    `held_out` of it, `WHOLE_TRAIN` or "all". About a tenth of the photos is held out for each of
+    `held_out`, by default "val" and "dev", which are those of a single file; one photo each if
+    there are fewer than ten. Raises InputError for any other split; `path` names the images.
     """
+    first_ids: dict[str, int] = {}
+    for image_id in sorted(file_names):
+        first_ids.setdefault(original_name(file_names[image_id]), image_id)
+
     # No hash is below 0, and then a split takes the one image with the lowest.
-    tenth = 0.0 if len(image_ids) < MIN_FOR_SHARES else 0.1
+    tenth = 0.0 if len(first_ids) < MIN_FOR_SHARES else 0.1
     bounds = {}
     for number, name in enumerate(held_out or ("val", "dev"), start=1):
         bounds[name] = tenth * number
-    parts = divide(image_ids, bounds)
-    parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(image_ids)}
+    parts = divide(first_ids.values(), bounds)
+    parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(first_ids.values())}
     if split not in parts:
         raise InputError(
             f"{path}: a single file has the splits train, dev, val and all, not {split!r}; choose "
             "one of these, "
             f"or give a folder with a {split}.json"
         )
-    return parts[split]
+    names = file_names.items()
+    return {image_id for image_id, name in names if first_ids[original_name(name)] in parts[split]}
 
 
 def resolve_split(split: str, stored: Collection[str]) -> tuple[str, tuple[str, ...]]:

@@ -5,9 +5,9 @@ Images keep the bytes of their files, so that nothing is lost. Any TFDS reader o
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, ImageTruth, Instance, Sample, truth_of_sample
+from r2sm_jax.data.dataset import Dataset, Instance, Sample, Source
 from r2sm_jax.data.images import fingerprint, open_image
 from r2sm_jax.data.splits import resolve_split, split_ids
 from r2sm_jax.errors import InputError
@@ -135,15 +135,11 @@ def open_builder(folder: Path) -> Any:
     return builder
 
 
-class TfdsSource:
+class TfdsSource(Source):
     """One split of a folder that `data build` wrote. A sample is decoded when it is asked for.
 
     `dev` is held out of `train` by image id, unless the folder has a `dev` of its own.
     """
-
-    sha256 = ""
-    has_images = True
-    is_procedural = False
 
     def __init__(self, folder: Path, split: str):
         """Opens a split. Raises InputError if the folder has no data set, or not this split."""
@@ -156,9 +152,7 @@ class TfdsSource:
                 "these"
             )
         self._folder = folder
-        self.vocabulary = {
-            group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()
-        }
+        self._words: dict[str, list[str]] = builder.info.metadata["vocabulary"]
         # Images stay encoded: the same decoder serves all sources.
         self._source: Any = builder.as_data_source(
             stored, decoders={"image": tfds.decode.SkipDecoding()}
@@ -166,15 +160,14 @@ class TfdsSource:
         # The records of this split, by their number in the stored one.
         self._indices: Sequence[int] = range(len(self._source))
         if held_out:
-            ids = [int(self._record(index)["image_id"]) for index in range(len(self._source))]
-            ids_of_split = split_ids(folder, ids, split, *held_out)
-            self._indices = [i for i, image_id in enumerate(ids) if image_id in ids_of_split]
+            records = [self._record(index) for index in range(len(self._source))]
+            names = {int(r["image_id"]): r["file_name"].decode() for r in records}
+            ids = split_ids(folder, names, split, *held_out)
+            self._indices = [i for i, r in enumerate(records) if int(r["image_id"]) in ids]
 
-    def subset(self, indices: Iterable[int]) -> "TfdsSource":
-        """Returns the same source with just these samples, in this order."""
-        part = copy(self)
-        part._indices = [self._indices[index] for index in indices]
-        return part
+    @cached_property
+    def vocabulary(self) -> dict[str, tuple[str, ...]]:
+        return {group: tuple(words) for group, words in self._words.items()}
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -186,10 +179,6 @@ class TfdsSource:
         image = open_image(record["image"], name)
         instances = tuple(_instance(row, image.shape[:2]) for row in _rows(record["instances"]))
         return Sample(int(record["image_id"]), name, image, instances, _queries(record))
-
-    def truth_at(self, index: int) -> ImageTruth:
-        """The annotations of sample `index`."""
-        return truth_of_sample(self[index])
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""

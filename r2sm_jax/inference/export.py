@@ -242,7 +242,7 @@ def read_report(run: Run) -> dict[str, Any] | None:
 
 def portable_config(config: Config) -> Config:
     """Returns a run's configuration with names in place of local folders."""
-    kind, colon, path = config.data.source.partition(":")
+    kind, colon, path = config.data.source.rpartition(":")
     source = kind + colon + Path(path).name
     data = replace(config.data, source=source, images=None, backgrounds=None, cutouts=None)
     config = replace(config, run=None, init=None, resume=False, data=data)

@@ -7,6 +7,7 @@ all others only the modal mask is known. The photos and their masks are read by 
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder
 from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_CUTOUTS, Paster, is_unambiguous
 from r2sm_jax.synthetic.photos import (
     MAX_ZOOM,
+    NOTHING_ABSENT,
     PhotoCutout,
     PhotoObject,
     Photos,
@@ -68,9 +70,11 @@ class ComposeSource(ProceduralSource):
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
         crowds: Literal["ignore", "objects"] = "ignore",
+        max_pictures_a_photo: int | None = None,
         **options: int,
     ):
-        """`count` pictures, or one for each photo, of the photos of one or more files.
+        """`count` pictures, or one for each photo, of the photos of one or more files; of few
+        photos at most `max_pictures_a_photo`.
 
         Their longer side is `size`.
 
@@ -85,6 +89,8 @@ class ComposeSource(ProceduralSource):
         self.photos = Photos(paths, images, crowds)
         self.photo_indices = self._choose_photos(count)
         self.count = len(self.photo_indices) if count is None else count
+        if max_pictures_a_photo is not None:
+            self.count = min(self.count, max_pictures_a_photo * len(self.photo_indices))
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
 
         classes = tuple(name for file in self.photos.files for name in file.classes)
@@ -101,18 +107,23 @@ class ComposeSource(ProceduralSource):
         self.paster = Paster(
             self.photos, self.cutouts, drawings, size=self.size, is_training=self.is_training
         )
-        names_of_drawings = (cutout.item.category for cutout in drawings)
-        self.vocabulary = {"category": tuple(dict.fromkeys([*classes, *names_of_drawings]))}
+
+    @cached_property
+    def vocabulary(self) -> dict[str, tuple[str, ...]]:
+        """The classes of the files, and the names of drawings."""
+        names = [name for file in self.photos.files for name in file.classes]
+        names += [cutout.item.category for cutout in self.paster.drawings]
+        return {"category": tuple(dict.fromkeys(names))}
 
     def _choose_photos(self, count: int | None) -> list[int]:
         """The photos of the split: in the order of the files, or at random if not all are used."""
         photos = self.photos.photos_of_split(self.split)
         if self.split == ABSENT_SPLIT:
-            photos = [photo for photo in photos if not self.photos.file_of(photo).is_partial]
+            photos = self.photos.photos_without_a_class(self.split)
             if not photos:
                 raise InputError(
-                    f"{self.photos.name}: no photo has all of its objects marked (info.partial), "
-                    f"so that there are no queries for the split {self.split!r}; choose another"
+                    f"{self.photos.name}: there are no queries for the split {self.split!r}, since "
+                    f"{NOTHING_ABSENT}; choose another"
                 )
         # Held-out splits keep their order, so that more pictures begin with the same ones.
         if not self.is_training or count is None or count >= len(photos):
@@ -188,8 +199,7 @@ class ComposeSource(ProceduralSource):
         visible.sort(key=lambda instance: sum(masks.box(instance.modal)[::2]))
         numbered = [replace(instance, id=rank) for rank, instance in enumerate(visible, start=1)]
         facts = tuple(describe_objects(numbered))
-        marked_classes = () if file.is_partial else file.classes
-        return Scene(np.ascontiguousarray(image), tuple(numbered), facts, marked_classes)
+        return Scene(np.ascontiguousarray(image), tuple(numbered), facts, file.marked_classes)
 
     def write_queries(self, scene: Scene, rng: np.random.Generator) -> tuple[Query, ...]:
         """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""

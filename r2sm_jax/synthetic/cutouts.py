@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data.images import decode, find_images, fingerprint, open_image
-from r2sm_jax.data.splits import divide
+from r2sm_jax.data.splits import divide, original_name
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.pictures import (
     crop_to_object,
@@ -154,7 +154,8 @@ def _describe(folder: Path, record: CutoutRecord) -> CutoutFile:
     attributes = {"group": record.group} if record.group else {}
     uses, tags = tuple(map(_clean, record.uses)), tuple(map(_clean, record.tags))
     item = Item(label, attributes, uses=uses, ideas=tags)
-    return CutoutFile(folder / record.file, record.photo or record.file, item)
+    photo = original_name(record.photo or record.file)
+    return CutoutFile(folder / record.file, photo, item)
 
 
 def _clean(text: str) -> str:
@@ -173,7 +174,6 @@ class CutoutSource(ProceduralSource):
     """Scenes of cut-outs, rebuilt from (seed, split, index) and the content of the folder.
 
     Train, dev and the other splits share neither objects nor photos, if there are three or more.
-    `vocabulary` has the labels of this split's objects, and their groups if the index has some.
     """
 
     def __init__(
@@ -212,10 +212,12 @@ class CutoutSource(ProceduralSource):
             names_of_split = divide([path.name for path in paths], HELD_OUT, key=_stem)[part]
             self.photos = [path for path in paths if path.name in names_of_split]
 
-        self.vocabulary = {"category": tuple(sorted({c.item.category for c in self.cutouts}))}
+    @cached_property
+    def vocabulary(self) -> dict[str, tuple[str, ...]]:
+        """The labels of this split's objects, and their groups if the index has some."""
+        words = {"category": tuple(sorted({c.item.category for c in self.cutouts}))}
         groups = {c.item.attributes["group"] for c in self.cutouts if c.item.attributes}
-        if groups:
-            self.vocabulary["group"] = tuple(sorted(groups))
+        return words | {"group": tuple(sorted(groups))} if groups else words
 
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo or cut-out that cannot be read (any more)."""

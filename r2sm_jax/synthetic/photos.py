@@ -15,10 +15,16 @@ from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
-from r2sm_jax.data.images import fingerprint, image_folders, locate_image, open_annotated
+from r2sm_jax.data.images import (
+    check_files,
+    fingerprint,
+    image_folders,
+    locate_image,
+    open_annotated,
+)
 from r2sm_jax.data.readers.coco import COCOOptions, read_coco
 from r2sm_jax.data.split_summary import review
-from r2sm_jax.data.splits import split_by_hash
+from r2sm_jax.data.splits import original_name, split_by_hash
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
@@ -32,6 +38,13 @@ FEW_PHOTOS = 40
 """Of fewer, a hash may leave dev or val no photo, or one, over which no object of another photo can
 be laid. Each then has at least two, of fewer than eight photos one."""
 
+LISTS_OF_LVIS = {"neg_category_ids", "not_exhaustive_category_ids"}
+"""Fields of an image that say which classes are not on it, and which are marked in part. Nothing is
+known of the others."""
+NOTHING_ABSENT = (
+    "each of its photos shows every class that can be absent: none of a partly marked file "
+    "(info.partial, or LVIS), no group of classes, and none that no annotation uses"
+)
 MAX_BAD = 0.1  # share of the records of a file that may be bad, as for `data complete`
 MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
@@ -88,8 +101,10 @@ class PhotoFile:
     classes: tuple[str, ...]
     """The names of its categories, as queries say them."""
     is_partial: bool
-    """Whether its photos also show things that are not marked (`"info": {"partial": true}`). They
-    then give no queries for absent things."""
+    """Whether its photos also show things of its classes that are not marked (`"info": {"partial":
+    true}`, or LVIS's lists of the classes that were looked for on each image)."""
+    marked_classes: tuple[str, ...]
+    """The classes that are marked wherever they are, so that others are known to be absent."""
 
 
 @lru_cache(maxsize=16)
@@ -116,12 +131,18 @@ def read_file(
     categories = sorted(collector.categories.values(), key=lambda category: category["id"])
     listed = [display_name(c["name"]) for c in categories if c["name"] != NO_NAME]
     # Original COCOA names its regions, and lists no categories.
-    used = [display_name(i.category) for truth in truths for i in truth.instances]
+    used = {display_name(i.category): None for truth in truths for i in truth.instances}
     classes = tuple(dict.fromkeys([*listed, *used]))
     is_partial = (collector.other.get("info") or {}).get("partial", False)
     if not isinstance(is_partial, bool):
         raise InputError(f"{path}: info.partial is {is_partial!r}; write true or false")
-    return PhotoFile(path, folders, truths, classes, is_partial)
+    is_partial |= any(truth.fields.keys() & LISTS_OF_LVIS for truth in truths)
+
+    # A class that no annotation uses may be a group, such as Roboflow's "fruits" over "apple".
+    groups = [c.get("supercategory") for c in categories if c.get("supercategory") != c["name"]]
+    others = {display_name(str(group)) for group in groups}
+    marked = [name for name in classes if name in used and name not in others]
+    return PhotoFile(path, folders, truths, classes, is_partial, () if is_partial else (*marked,))
 
 
 class Photos:
@@ -187,11 +208,11 @@ class Photos:
         return fingerprint(self.path_of(photo))
 
     def names_of_splits(self) -> dict[str, set[str]]:
-        """The names of the photos of train, dev and val.
+        """The names of the photos of train, dev and val, copies by that of their original.
 
         These share none, also where a name is in several files.
         """
-        names = {self.name_of(photo) for photo in range(len(self))}
+        names = {original_name(self.name_of(photo)) for photo in range(len(self))}
         least_held_out, least_val = 1, 1
         if len(names) < FEW_PHOTOS:
             least_val = 1 if len(names) < 8 else 2
@@ -203,18 +224,30 @@ class Photos:
     def photos_of_split(self, split: str) -> list[int]:
         """The photos of a split, in the order of the files: those of val for val_hard and others.
 
-        Raises InputError where a photo of the split is missing, or the split has none.
+        Raises InputError where photos of the split are missing or empty, or the split has none.
         """
         parts = self.names_of_splits()
         names = parts.get(split, parts["val"])
-        photos = [photo for photo in range(len(self)) if self.name_of(photo) in names]
+        photos = [
+            photo for photo in range(len(self)) if original_name(self.name_of(photo)) in names
+        ]
         if not photos:
             raise InputError(
                 f"{self.name}: {len(self)} photos leave none for the split {split!r}; add photos, "
                 "until there are at least four"
             )
-        for photo in photos:
-            self.path_of(photo)  # fail early if it is missing
+        for file in self.files:
+            listed = [self.name_of(photo) for photo in photos if self.file_of(photo) is file]
+            check_files(file.folders, listed, file.path)
+        return photos
+
+    def photos_without_a_class(self, split: str) -> list[int]:
+        """The photos of a split on which some class of the `marked_classes` is absent."""
+        photos = []
+        for photo in self.photos_of_split(split):
+            used = {display_name(instance.category) for instance in self.truth_of(photo).instances}
+            if not used.issuperset(self.file_of(photo).marked_classes):
+                photos.append(photo)
         return photos
 
     def read_masks(self, photo: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:

@@ -1,12 +1,11 @@
 """The base of all sources that make their pictures, rebuilt from (seed, split, index)."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from abc import abstractmethod
 from dataclasses import replace
 
 import numpy as np
 
-from r2sm_jax.data.dataset import ImageTruth, Sample, SourceSubset, truth_of_sample
+from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT, SPLITS, TEST_SPLIT, write_queries
@@ -17,19 +16,15 @@ SPLIT_STRIDE = 10_000_000  # numbers of scenes of different splits never meet
 QUERY_STRIDE = 1000  # ids of queries of different scenes never meet
 
 
-class ProceduralSource(ABC):
+class ProceduralSource(Source):
     """A source of made scenes.
 
     Subclasses make the scene of a number and may change how queries are written.
 
     Attributes:
-        vocabulary: The values of every attribute.
         splits: The splits that the source has.
     """
 
-    vocabulary: dict[str, tuple[str, ...]]
-    sha256 = ""
-    has_images = True
     is_procedural = True
     splits: tuple[str, ...] = tuple(
         split for split in SPLITS if split not in (ABSENT_SPLIT, TEST_SPLIT)
@@ -96,19 +91,3 @@ class ProceduralSource(ABC):
         queries = tuple(replace(query, id=query_id) for query_id, query in numbered)
         file_name = f"{self.split}_{first + index:06d}.png"
         return Sample(number, file_name, scene.image, scene.instances, queries)
-
-    def queries_at(self, index: int) -> tuple[Query, ...]:
-        """The queries of scene `index`."""
-        return self[index].queries
-
-    def truth_at(self, index: int) -> ImageTruth:
-        """The annotations of scene `index`, which is made for it."""
-        return truth_of_sample(self[index])
-
-    def fingerprints(self) -> list[str]:
-        """Returns no fingerprints: the pictures are made."""
-        return [""] * self.count
-
-    def subset(self, indices: Iterable[int]) -> "SourceSubset":
-        """Some of the scenes, in this order."""
-        return SourceSubset(self, tuple(indices))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from r2sm_jax.config import Crowds
+from r2sm_jax.config import Crowds, DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.data.sheet import CELL, Panel, paint, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.synthetic.sources import open_source
+from r2sm_jax.sources import open_split
 
 
 def show(
@@ -47,16 +47,14 @@ def show(
             "show: --count and --size must be 1 or more, --queries and --seed 0 or more"
         )
     refuse_overwrite(out, overwrite)
-    source = open_source(
+    config = DataConfig(
         data,
-        split,
-        count=count,
-        seed=seed,
-        size=size,
-        images_dir=images,
-        backgrounds=backgrounds,
+        images=str(images) if images else None,
+        backgrounds=str(backgrounds) if backgrounds else None,
         crowds=crowds,
+        seed=seed,
     )
+    source = open_split(config, split, size=size, count=count)
     indices = np.random.default_rng(seed).permutation(len(source))[:count]
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(indices)]
     save_sheet(out, rows, title=f"{data}, {split}")

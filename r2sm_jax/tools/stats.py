@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Source
 from r2sm_jax.errors import atomic_write, refuse_overwrite
 from r2sm_jax.query import keyword_mask_type
+from r2sm_jax.sources import SourceSpec, open_split, stored_splits
 from r2sm_jax.synthetic.procedural import ProceduralSource
-from r2sm_jax.synthetic.sources import SourceSpec, open_source, stored_splits
 
 FIGURES = (
     *("images", "instances", "amodal_queries", "modal_queries", "all_queries"),  # of Table 1
@@ -122,10 +123,11 @@ def _open_splits(data: str, splits: tuple[str, ...], num_scenes: int) -> dict[st
     if spec.path is not None and spec.path.is_dir():
         # Each stored split is counted as it is: `dev` is not held out of `train`.
         names = splits or stored_splits(spec.path)
-        files = {name: f"json:{spec.path / name}.json" for name in names}
-        return {name: open_source(file, "all", need_images=False) for name, file in files.items()}
+        files = {name: DataConfig(f"json:{spec.path / name}.json") for name in names}
+        return {name: open_split(file, "all", need_images=False) for name, file in files.items()}
     names = splits or (ProceduralSource.splits if spec.kind == "scenes" else ("all",))
-    return {name: open_source(data, name, count=num_scenes, need_images=False) for name in names}
+    config = DataConfig(data)
+    return {name: open_split(config, name, count=num_scenes, need_images=False) for name in names}
 
 
 def print_table(figures_of_splits: dict[str, dict[str, int]]) -> None:

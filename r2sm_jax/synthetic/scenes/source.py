@@ -77,7 +77,10 @@ class SceneSource(ProceduralSource):
     """Drawn scenes."""
 
     splits = (*ProceduralSource.splits, TEST_SPLIT)
-    vocabulary = VOCABULARY
+
+    @property
+    def vocabulary(self) -> dict[str, tuple[str, ...]]:
+        return VOCABULARY
 
     def make_scene(self, number: int) -> Scene:
         return draw_scene(self.seed, number, self.size)

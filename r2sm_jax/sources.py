@@ -1,4 +1,4 @@
-"""Where samples come from: a SPEC such as `compose:photos.json` -> a source of samples.
+"""Opens data: a split of a SPEC such as `compose:photos.json` -> a source of samples.
 
 Each kind is imported when it is opened, so that a dataset file loads no synthetic source.
 """
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from r2sm_jax.config import Config, Crowds, DataConfig
 from r2sm_jax.data.contradictions import find_pictures_in_both
@@ -17,9 +16,9 @@ from r2sm_jax.data.splits import WHOLE_TRAIN, resolve_split, split_ids
 from r2sm_jax.errors import InputError
 
 REPORTED = "reported"
-"""In place of the name of a split: those that a run on the data reports."""
+"""A name for all splits that a run on the data reports."""
 ALL = "all"
-"""In place of the name of a split: those that `evaluate` scores unless it is told otherwise."""
+"""A name for all splits that `evaluate` scores unless it is told otherwise."""
 PROCEDURAL = ("scenes", "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
 SCORED_PICTURES_A_PHOTO = 4
@@ -28,8 +27,8 @@ SCORED_PICTURES_A_PHOTO = 4
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A data source by kind and paths: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH`,
-    `tfds:DIR`."""
+    """A data source by kind and paths: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or the
+    path of a .json file alone, `tfds:DIR`."""
 
     kind: str
     paths: tuple[Path, ...] = ()
@@ -46,6 +45,9 @@ class SourceSpec:
             is_list = kind == "compose" and not Path(path).exists()
             names = path.split(",") if is_list else [path]
             return cls(kind, tuple(Path(name) for name in names if name))
+        is_path = ":" not in text or Path(text).is_file()
+        if is_path and text.lower().endswith(".json"):
+            return cls("json", (Path(text),))
         raise InputError(
             f"data source {text!r} is unknown; use scenes, compose:FILE or "
             "compose:FILE,FILE, cutouts:DIR, json:FILE or tfds:DIR"
@@ -67,97 +69,63 @@ class SourceSpec:
         return self.kind == other.kind and paths == [path.resolve() for path in other.paths]
 
 
-def open_dataset(
-    data: DataConfig, split: str, *, image_size: int, count: int | None, **options: Any
-) -> Source:
-    """Opens one split of the data source of a configuration.
-
-    Sides of made pictures have `image_size` pixels; `count` and `options` are those of
-    `open_source`. Raises InputError as it does.
-    """
-    return open_source(
-        data.source,
-        split,
-        count=count,
-        seed=data.seed,
-        size=image_size,
-        images_dir=data.images,
-        backgrounds=data.backgrounds,
-        cutouts=data.cutouts,
-        crowds=data.crowds,
-        **options,
-    )
-
-
-def open_source(
-    spec: str,
+def open_split(
+    data: DataConfig,
     split: str = "train",
     *,
-    count: int | None = 256,
-    seed: int = 0,
     size: int = 96,
+    count: int | None = 256,
     queries: int = 8,
-    images_dir: str | PathLike[str] | None = None,
-    backgrounds: str | PathLike[str] | None = None,
-    cutouts: str | PathLike[str] | None = None,
-    crowds: Crowds = "ignore",
-    need_images: bool = True,
     max_pictures_a_photo: int | None = None,
+    need_images: bool = True,
 ) -> Source:
     """Opens one split of a data source.
 
     Args:
-        spec: `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`,
-            `json:PATH` or `tfds:DIR`. All but the last two are procedural.
+        data: The source, and where its parts are.
         split: Name of the split.
-        count: Number of procedural samples; None = one for each photo that is composed.
-        seed: Of procedural samples.
-        size: Pixels of a side of procedural samples.
-        queries: Number of queries for each procedural sample.
-        images_dir: Folder of the images of a dataset file, or of the photos that are composed.
-        backgrounds: Folder of photos behind cut-outs.
-        cutouts: Folder of cut-outs that are put into composed photographs for training.
-        crowds: What `iscrowd` 1 marks in files of photos that are composed.
-        need_images: False if a dataset file may be alone; its samples then have no image.
+        size: Pixels of a side of made pictures.
+        count: Number of made pictures; None = one for each photo that is composed.
+        queries: Number of queries for each made picture.
         max_pictures_a_photo: Limits `count` where the split has few photos to compose.
+        need_images: False if a dataset file may be alone; its samples then have no image.
 
     Raises:
         InputError: The source or the split is unknown, or the data cannot be read.
     """
-    where = SourceSpec.parse(spec)
-    if crowds != "ignore" and where.kind != "compose":
-        raise InputError(f"--crowds is for compose:FILE; {spec} does not read it")
-    options = {"seed": seed, "size": size, "queries": queries}
-    match where.kind:
+    spec = SourceSpec.parse(data.source)
+    if data.crowds != "ignore" and spec.kind != "compose":
+        raise InputError(f"--crowds is for compose:FILE; {data.source} does not read it")
+    options = {"seed": data.seed, "size": size, "queries": queries}
+    match spec.kind:
         case "json":
-            return load_json_split(where.paths[0], split, images_dir, need_images=need_images)
+            return load_json_split(spec.paths[0], split, data.images, need_images=need_images)
 
         case "tfds":
             from r2sm_jax.data.tfds import TfdsSource
 
-            return TfdsSource(where.paths[0], split)
+            return TfdsSource(spec.paths[0], split)
 
         case "compose":
             from r2sm_jax.synthetic.compose import ComposeSource
 
-            source = ComposeSource(
-                where.paths,
+            return ComposeSource(
+                spec.paths,
                 split,
                 count,
-                images=images_dir,
-                cutouts=cutouts,
-                crowds=crowds,
+                images=data.images,
+                cutouts=data.cutouts,
+                crowds=data.crowds,
+                max_pictures_a_photo=max_pictures_a_photo,
                 **options,
             )
-            if max_pictures_a_photo is not None:
-                source.count = min(source.count, max_pictures_a_photo * len(source.photo_indices))
-            return source
 
         case "cutouts":
             from r2sm_jax.synthetic.cutouts import CutoutSource
 
             assert count is not None
-            return CutoutSource(where.paths[0], split, count, backgrounds=backgrounds, **options)
+            folder = spec.paths[0]
+            return CutoutSource(folder, split, count, backgrounds=data.backgrounds, **options)
 
         case _:
             from r2sm_jax.synthetic.scenes.source import SceneSource
@@ -166,15 +134,29 @@ def open_source(
             return SceneSource(split, count, **options)
 
 
-def open_scored(data: DataConfig, split: str, *, image_size: int, count: int) -> Source:
-    """Opens a split to score: of procedural data `count` samples, and fewer of few photos."""
-    return open_dataset(
-        data,
-        split,
-        image_size=image_size,
-        count=count,
-        max_pictures_a_photo=SCORED_PICTURES_A_PHOTO,
-    )
+def open_splits(
+    data: DataConfig, split: str, *, size: int, count: int, is_exact: bool = False
+) -> dict[str, Source]:
+    """Opens the splits that `split` names (`split_names`), to be scored: of made pictures `count`,
+    and fewer of few photos unless the count `is_exact`.
+
+    Leaves out made pictures about which no query can be written, and says so.
+    """
+    limit = None if is_exact else SCORED_PICTURES_A_PHOTO
+    sources: dict[str, Source] = {}
+    for name in split_names(data.source, split, data.images, data.crowds):
+        source = open_split(data, name, size=size, count=count, max_pictures_a_photo=limit)
+        if source.is_procedural and not has_queries(source):
+            what = f"{name} is left out, since no query fits any of its pictures"
+            print(f"{data.source}: {what}", flush=True)
+        else:
+            sources[name] = source
+    return sources
+
+
+def has_queries(source: Source) -> bool:
+    """Whether any sample has a query."""
+    return any(source.queries_at(index) for index in range(len(source)))
 
 
 def open_training(config: Config) -> Source:
@@ -185,9 +167,9 @@ def open_training(config: Config) -> Source:
     cannot be read, or teaches nothing.
     """
     data = config.data
-    image_size = config.model.vision.image_size
+    size = config.model.vision.image_size
     if config.train.part != "segmenter":
-        return open_dataset(data, "train", image_size=image_size, count=data.scenes)
+        return open_split(data, "train", size=size, count=data.scenes)
     spec = SourceSpec.parse(data.source)
     if data.fresh and not spec.is_procedural:
         raise InputError(
@@ -196,10 +178,10 @@ def open_training(config: Config) -> Source:
         )
     is_whole = config.train.select_on != "dev" and not spec.is_procedural
     all_photos = data.fresh and spec.kind == "compose"
-    source = open_dataset(
+    source = open_split(
         data,
         WHOLE_TRAIN if is_whole else "train",
-        image_size=image_size,
+        size=size,
         count=None if all_photos else data.scenes,
         queries=data.queries,
     )
@@ -214,8 +196,13 @@ def open_training(config: Config) -> Source:
 def open_selecting(config: Config) -> Source:
     """Opens the split that selects weights: at most `evaluate_samples` images, evenly spread."""
     count = config.train.evaluate_samples
-    size = config.model.vision.image_size
-    source = open_scored(config.data, config.train.select_on, image_size=size, count=count)
+    source = open_split(
+        config.data,
+        config.train.select_on,
+        size=config.model.vision.image_size,
+        count=count,
+        max_pictures_a_photo=SCORED_PICTURES_A_PHOTO,
+    )
     if len(source) <= count:
         return source
     return source.subset(number * len(source) // count for number in range(count))
@@ -223,19 +210,20 @@ def open_selecting(config: Config) -> Source:
 
 def open_reported(config: Config) -> dict[str, Source]:
     """Opens the splits of the final report, before training, so that a fault in one of them does
-    not end a run at its report. Raises InputError for one without queries."""
-    data = config.data
+    not end a run at its report. Raises InputError for stored data without queries."""
     size = config.model.vision.image_size
     count = config.train.report_samples
-    sources: dict[str, Source] = {}
-    for name in split_names(data.source, REPORTED, data.images, data.crowds):
-        source = open_scored(data, name, image_size=size, count=count)
-        if not any(source.queries_at(index) for index in range(len(source))):
+    sources = open_splits(config.data, REPORTED, size=size, count=count)
+    for name, source in sources.items():
+        if not has_queries(source):
             raise InputError(
-                f"{data.source}: the split {name}, which the run would report, has no queries; "
-                "write some with python -m r2sm_jax.data queries, or take its file away"
+                f"{config.data.source}: the split {name}, which the run would report, has no "
+                "queries; write some with python -m r2sm_jax.data queries, or take its file away"
             )
-        sources[name] = source
+    if not sources:
+        raise InputError(
+            f"{config.data.source}: no query fits any picture of val; add photos with masks"
+        )
     return sources
 
 
@@ -261,7 +249,8 @@ def load_json_split(
     """The `split` of a folder (its `<split>.json`; `dev` is held out of `train.json` where there is
     no `dev.json`) or of a single file (see `split_ids`).
 
-    Raises InputError for a split that does not exist, and as `read_json`.
+    Raises InputError for a split that does not exist, for images that are missing if they are
+    needed, and as `read_json`.
     """
     file = Path(path)
     held_out: Sequence[str] = ("val", "dev")  # of a single file
@@ -274,13 +263,15 @@ def load_json_split(
             )
         file = file / f"{name}.json"
 
-    dataset = read_json(file, images_dir, need_images=need_images)
-    if not held_out:  # the file is the split
-        return dataset
-
-    ids = split_ids(file, dataset.image_ids, split, *held_out)
-    indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in ids]
-    return dataset.subset(indices)
+    dataset = read_json(file, images_dir, need_images=False)
+    if held_out:  # else the file is the split
+        names = {image.id: image.file_name for image in dataset.images}
+        ids = split_ids(file, names, split, *held_out)
+        indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in ids]
+        dataset = dataset.subset(indices)
+    if need_images:
+        dataset.check_images()
+    return dataset
 
 
 def stored_splits(folder: Path) -> list[str]:
@@ -315,15 +306,15 @@ def split_names(
 
     where = SourceSpec.parse(spec)
     if where.is_procedural:
-        from r2sm_jax.synthetic.photos import Photos
+        from r2sm_jax.synthetic.photos import NOTHING_ABSENT, Photos
         from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT, SPLITS
 
         names = [name for name in SPLITS if name.startswith("val")]
-        # Of photos in which a file marks all of its classes, queries can ask for absent ones.
-        if where.kind != "compose" or all(
-            f.is_partial for f in Photos(where.paths, images, crowds).files
-        ):
+        if where.kind != "compose":
             names.remove(ABSENT_SPLIT)
+        elif not Photos(where.paths, images, crowds).photos_without_a_class("val"):
+            names.remove(ABSENT_SPLIT)
+            print(f"{spec}: {ABSENT_SPLIT} is left out, since {NOTHING_ABSENT}", flush=True)
         return names
 
     (path,) = where.paths
