@@ -1,16 +1,32 @@
 """IoU in every definition, the choice of the mask, and calibration, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.dataset import ImageTruth, Instance
 from r2sm_jax.evaluation.counts import ROW, occluded_overlap, overlap as overlap_of_rows
 from r2sm_jax.evaluation.decisions import area_under_curve, mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, overlap
-from r2sm_jax.evaluation.report import leak, pair_figures, presence_figures, split_figures
-from r2sm_jax.evaluation.scorer import Answer, Pair, QueryResult, QueryTruth, score
+from r2sm_jax.evaluation.report import (
+    breakdowns,
+    leak,
+    pair_figures,
+    presence_figures,
+    right_object,
+    split_figures,
+)
+from r2sm_jax.evaluation.scorer import (
+    Answer,
+    Pair,
+    QueryResult,
+    QueryTruth,
+    score,
+    truths_of_image,
+)
 from r2sm_jax.query import Query
 
 
@@ -44,7 +60,7 @@ def score_masks(
     ignored = None if ignore is None else masks.encode(ignore)
     query = Query(query_id, text, mask_type, (1,))
     instances = (Instance(1, "", *pair),)
-    return score(said, QueryTruth(query, 0, image_id, pair, instances, ignored))
+    return score(said, QueryTruth(query, 0, image_id, pair, instances, (), ignored))
 
 
 def rows_of(*results: QueryResult) -> np.ndarray:
@@ -302,3 +318,34 @@ def test_presence_figures_by_hand():
     assert figures == expected
     assert presence_figures(rows[:20])["auc"] is None
     assert presence_figures(rows_of(there, absent))["queries"] == 0
+
+
+def test_the_right_object_is_the_one_that_an_answer_overlaps_most():
+    left, right, far = np.zeros((3, 8, 24), bool)
+    left[:, :8], right[:, 8:16], far[:, 20:] = True, True, True
+    instances = [Instance(1, "cat", left), Instance(2, "cat", right), Instance(3, "dog", far)]
+    queries = (
+        Query(1, "the cat on the left", "modal", (1,)),
+        Query(2, "the dog", "modal", (3,)),
+        Query(3, "the cats", "modal", (1, 2)),
+    )
+    rolled = [replace(one, modal=masks.encode(one.modal), amodal=None) for one in instances]
+    truths = truths_of_image(ImageTruth(1, "a.png", (8, 24), tuple(rolled), queries), 0)
+
+    def row(number: int, mask: np.ndarray) -> np.ndarray:
+        return np.array([score(Answer(masks.encode(mask)), truths[number]).row], ROW)
+
+    both_cats = left | right
+    both_cats[:, :1] = False
+    assert row(0, left)[["rivals", "right_object"]].item() == (1, 1)
+    assert row(0, both_cats)["right_object"] == 0  # the other one is covered more
+    assert row(1, far)[["rivals", "right_object"]].item() == (0, 1)
+    assert row(1, left)["right_object"] == 0
+    assert row(1, np.zeros_like(far))["right_object"] == 0
+    assert np.isnan(row(2, left)["right_object"])
+
+    rows = np.concatenate([row(0, left), row(0, both_cats), row(1, left), row(2, both_cats)])
+    groups = breakdowns(rows)["class"]
+    assert groups["one of several"]["right_object"] == 0.5
+    assert groups["one of its kind"]["right_object"] == 0
+    assert right_object(rows) == pytest.approx(1 / 3)

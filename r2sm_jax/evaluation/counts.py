@@ -32,6 +32,10 @@ ROW = np.dtype(
         ("predicted_iou", float),
         ("presence", float),
         ("seen", float),  # 1 where the model was trained on the image
+        # Of one target: how many other objects have its class, and 1 where the answer overlaps more
+        # with it than with any other object.
+        ("rivals", float),
+        ("right_object", float),
         # Numbers of pixels, without those of ignored regions. Axes are true mask types, or the
         # type of a mask of the system and then the true one.
         ("predicted", float),  # of the answer

@@ -50,6 +50,8 @@ from r2sm_jax.query import MASK_TYPES, QUERY_TYPES, keyword_mask_type
 
 MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
 """Upper edges of the occlusion bins. An edge belongs to the bin below it."""
+MAX_RIVALS = {"one of its kind": 0.0, "one of several": 1e10}
+"""Upper edges of the bins by the number of other objects that have the class of the target."""
 MAX_AREA = {"small": 32**2, "medium": 96**2, "large": 1e10}
 """Upper edges of the bins by area of the target in pixels, as in COCO."""
 
@@ -97,6 +99,7 @@ def figure_ratios(rows: Rows) -> dict[str, Ratio]:
         "ciou": (mask[:, 0], mask[:, 1]),
         "occluded_iou": mean_ratio(lisa_iou(counts.occluded_overlap(rows))),
         "boundary_iou": mean_ratio(lisa_iou(boundary)),
+        "right_object": mean_ratio(rows["right_object"]),
         "accuracy": mean_ratio(is_right),
     }
 
@@ -121,6 +124,7 @@ def mask_figures(rows: Rows) -> dict[str, Any]:
         "boundary_iou": lisa(boundary)["giou"],
         "wrong_type_gap": wrong_type_gap(rows),
         "leak": leak(rows),
+        "right_object": right_object(rows),
         **precision_at(overlaps),
         "queries": len(rows),
         "occluded_queries": int((~np.isnan(occluded[:, 0])).sum()),
@@ -152,6 +156,13 @@ def leak(rows: Rows) -> float | None:
     return float((painted / true).mean()) if len(hidden) else None
 
 
+def right_object(rows: Rows) -> float | None:
+    """Computes the share of answers to queries with one target that mean it and no other object."""
+    right = rows["right_object"]
+    known = right[~np.isnan(right)]
+    return float(known.mean()) if len(known) else None
+
+
 # References: the same masks with another decision, and the true masks of one type for all.
 
 
@@ -181,7 +192,7 @@ def breakdowns(rows: Rows) -> dict[str, dict[str, Any]]:
     figures: dict[str, dict[str, Any]] = {}
     for breakdown, groups in groups_of(rows).items():
         # Bins stand in their order, other groups by name.
-        order = {"occlusion": [*MAX_OCCLUSION], "size": [*MAX_AREA]}
+        order = {"class": [*MAX_RIVALS], "occlusion": [*MAX_OCCLUSION], "size": [*MAX_AREA]}
         figures[breakdown] = {}
         for group in order.get(breakdown, sorted(set(groups.tolist()) - {""})):
             selected = rows[groups == group]
@@ -189,6 +200,7 @@ def breakdowns(rows: Rows) -> dict[str, dict[str, Any]]:
                 figures[breakdown][group] = {
                     **lisa(overlap(selected)),
                     "occluded_iou": lisa(counts.occluded_overlap(selected))["giou"],
+                    "right_object": right_object(selected),
                     "queries": len(selected),
                 }
     return figures if len(rows) else {}
@@ -204,6 +216,7 @@ def groups_of(rows: Rows) -> dict[str, Shaped[np.ndarray, " n"]]:
         "task": rows["task"],
         "difficulty": rows["difficulty"],
         "instances": rows["instances"],
+        "class": bins_of(rows["rivals"], MAX_RIVALS),
         "occlusion": bins_of(hidden_share, MAX_OCCLUSION),
         "size": bins_of(np.where(area > 0, area, np.nan), MAX_AREA),
     }

@@ -23,6 +23,9 @@ from r2sm_jax.evaluation.instances import QueryDetections, rank_detections
 from r2sm_jax.evaluation.iou import boundary_overlap
 from r2sm_jax.query import MaskType, Query
 
+MIN_IOU_OF_OBJECT = 0.1
+"""Below this IoU with every object an answer means none."""
+
 
 class Pair(NamedTuple):
     """One mask of each type, RLEs."""
@@ -50,6 +53,8 @@ class QueryTruth(NamedTuple):
     is not annotated."""
     instances: tuple[Instance, ...]
     """The targets, with RLEs as masks, without those that are regions to ignore."""
+    others: tuple[Instance, ...]
+    """The other objects of the image, without those that are regions to ignore."""
     ignored: RLE | None
     """The region of the image that counts nowhere."""
 
@@ -107,7 +112,12 @@ def truths_of_image(truth: ImageTruth, index: int) -> list[QueryTruth]:
             modal=masks.merge([target.modal for target in targets], *truth.size),
             amodal=masks.merge([target.complete for target in targets], *truth.size),
         )
-        truths.append(QueryTruth(query, index, truth.image_id, pair, targets, ignored))
+        others = tuple(
+            instance
+            for instance in truth.instances
+            if instance.id not in instance_ids and not instance.ignore
+        )
+        truths.append(QueryTruth(query, index, truth.image_id, pair, targets, others, ignored))
     return truths
 
 
@@ -169,6 +179,9 @@ def score(said: Answer, truth: QueryTruth) -> QueryResult:
         "predicted_iou": said.predicted_iou,
         "presence": said.presence,
         "seen": None,
+        "rivals": None,
+        "right_object": None,
+        **find_object(said.mask, truth),
         **count_pixels(said, truth),
         "boundary_intersection": boundary.intersection,
         "boundary_union": boundary.union,
@@ -176,6 +189,23 @@ def score(said: Answer, truth: QueryTruth) -> QueryResult:
     }
     # numpy reads None as NaN.
     return QueryResult(truth, said, tuple(values[name] for name in ROW.fields or ()))
+
+
+def find_object(mask: RLE, truth: QueryTruth) -> dict[str, float]:
+    """Counts the rivals of the target, and tells whether the answer means it and no other object.
+
+    Only queries with one target have these.
+    """
+    if len(truth.instances) != 1:
+        return {}
+    (target,) = truth.instances
+    is_amodal = truth.query.mask_type == "amodal"
+    objects = [one.complete if is_amodal else one.modal for one in (target, *truth.others)]
+    (ious,) = masks.ious([mask], objects, [False] * len(objects))
+    return {
+        "rivals": sum(other.category == target.category for other in truth.others),
+        "right_object": float(ious[0] == ious.max() and ious[0] >= MIN_IOU_OF_OBJECT),
+    }
 
 
 def count_pixels(said: Answer, truth: QueryTruth) -> dict[str, Any]:

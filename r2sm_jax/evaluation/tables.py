@@ -44,7 +44,7 @@ Columns = Mapping[str, str]
 
 IOUS = {"gIoU": "giou", "cIoU": "ciou"}
 OCCLUDED = {"occluded IoU": "occluded_iou"}
-KINDS = {"queries": "queries", **IOUS, **OCCLUDED}
+KINDS = {"queries": "queries", **IOUS, **OCCLUDED, "right object": "right_object"}
 MASK_COLUMNS = {
     **KINDS,
     "occluded cIoU": "occluded_ciou",
