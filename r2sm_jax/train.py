@@ -47,8 +47,15 @@ from r2sm_jax.training.completer import COMPLETER
 from r2sm_jax.training.crops import crop_task
 from r2sm_jax.training.loop import Task, fit
 from r2sm_jax.training.outliner import OUTLINER
-from r2sm_jax.training.processes import check_same, make_mesh, run_on_main, running
+from r2sm_jax.training.processes import (
+    check_same,
+    describe_devices,
+    make_mesh,
+    run_on_main,
+    running,
+)
 from r2sm_jax.training.run_folder import (
+    check_run_folder,
     find_run,
     has_checkpoint,
     open_run,
@@ -73,6 +80,7 @@ def train(config: Config) -> Path:
     Raises InputError for something that the user can put right; the message says how.
     """
     config = resolve_auto(config)
+    run_on_main(lambda: check_run_folder(config))
     earlier = find_run(config) if config.resume else config.init and find_folder(config.init)
     if config.train.part == "segmenter":
         known = read_config(earlier).model if earlier else None
@@ -197,9 +205,10 @@ def main() -> None:
         # XLA reads its flags when a device is first used.
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
-    # XLA calls it an error if compiling takes two minutes. What goes wrong is raised.
-    jax.config.update("jax_logging_level", "CRITICAL")
     with running(config.distributed):
+        print(describe_devices(), flush=True)
+        # XLA calls it an error if compiling takes two minutes. What goes wrong is raised.
+        jax.config.update("jax_logging_level", "CRITICAL")
         train(config)
 
 

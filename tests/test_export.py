@@ -445,7 +445,7 @@ def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["EXPORT", "--out", "NEW"], "export already"),
+        (["EXPORT", "--out", "CARD"], "holds README.md already"),
         (["RUN", "--out", "EXPORT"], "--overwrite"),
         (["RUN", "--out", "RUN", "--overwrite"], "run folder"),
         (["RUN", "--out", "OTHER", "--overwrite"], "another model"),
@@ -462,11 +462,16 @@ def test_refusals(arguments, word, tiny_run, exported, tmp_path, refused):
     other.mkdir()
     (other / "file").write_text("")
     (other / "config.json").write_text("{}")
+    card = tmp_path / "card"
+    card.mkdir()
+    (card / "README.md").write_text("Somebody's notes.")
     paths = {"EXPORT": exported, "RUN": tiny_run, "NEW": tmp_path / "new", "OTHER": other}
+    paths["CARD"] = card
     for name, path in paths.items():
         arguments = [argument.replace(name, str(path)) for argument in arguments]
     assert word in refused(export_command.main, *arguments)
     assert not (tmp_path / "new").exists()
+    assert (card / "README.md").read_text() == "Somebody's notes."
 
 
 # Parts

@@ -21,7 +21,14 @@ from r2sm_jax.config import Config, ProcessConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.train import main
 from r2sm_jax.training import processes
-from r2sm_jax.training.processes import broadcast, make_mesh, place, running, shardings
+from r2sm_jax.training.processes import (
+    broadcast,
+    describe_devices,
+    make_mesh,
+    place,
+    running,
+    shardings,
+)
 from r2sm_jax.training.run_folder import resolve_auto
 
 pytestmark = pytest.mark.slow
@@ -193,3 +200,17 @@ def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(
     end = command(main, "--resume", "--run", run, "--distributed.fsdp", 1)
     assert end.code == 0 and "resumed at step 3" in end.out, end.err
     assert_losses_equal(run, tiny_run, [1, 2, 3, 4])
+
+
+def test_a_run_names_its_devices_and_a_gpu_that_it_does_not_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "NVIDIA_DRIVER", tmp_path / "driver")
+    assert describe_devices() == f"devices: {jax.device_count()} x cpu"
+    (tmp_path / "driver").write_text("")
+    assert "warning: JAX does not use the GPU" in describe_devices()
+
+    def fail() -> None:
+        raise AssertionError("no CUDA")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    with pytest.raises(InputError, match="JAX_PLATFORMS"):
+        describe_devices()

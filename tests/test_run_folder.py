@@ -2,6 +2,7 @@
 was trained with, or not at all."""
 
 import json
+import os
 import resource
 import shutil
 from dataclasses import replace
@@ -24,6 +25,7 @@ from r2sm_jax.training.run_folder import (
     check_unchanged,
     find_run,
     locked,
+    point_latest,
     resolve_auto,
     write_json,
 )
@@ -75,6 +77,15 @@ def test_runs_latest_points_at_the_newest_with_a_checkpoint(
     assert resolve_auto(Config(init=str(LATEST))).init == str(run.resolve())
 
 
+def test_a_folder_in_the_place_of_the_link_stays(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("latest", "new"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    point_latest(Path("runs/new"))
+    assert "is a folder and no link" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["latest", "new"]
+
+
 # Refusals
 
 
@@ -82,6 +93,10 @@ def test_runs_latest_points_at_the_newest_with_a_checkpoint(
     ("arguments", "words"),
     [
         (["--run", "RUN"], ["holds a run already"]),
+        (["--run", "OF_OTHERS"], ["of another program"]),
+        (["--run", "NO_WEIGHTS", "--resume"], ["model.safetensors", "missing or damaged"]),
+        (["--run", "CUT_WEIGHTS", "--resume"], ["model.safetensors", "missing or damaged"]),
+        (["--run", "NO_CHECKPOINT", "--resume"], ["no checkpoint", "--init NO_CHECKPOINT"]),
         (["--run", "FILE/run"], ["FILE/run", "Not a directory"]),
         (["--run", "NEW", "--model.text.dim", 48], ["--model.text.dim 48", "width 32"]),
         (["--run", "NEW", "--init", "NOWHERE"], ["NOWHERE"]),
@@ -115,6 +130,19 @@ def test_refusals(arguments, words, tiny_run, tiny_flags, tmp_path, refused):
     paths = {"RUN": tiny_run, "NEW": tmp_path / "new", "NOWHERE": tmp_path / "nowhere"}
     paths["FILE"] = tmp_path / "file"
     paths["FILE"].write_text("")
+    if "OF_OTHERS" in arguments:
+        paths["OF_OTHERS"] = tmp_path / "others"
+        paths["OF_OTHERS"].mkdir()
+        (paths["OF_OTHERS"] / "config.json").write_text('{"model_type": "bert"}')
+    if "NO_WEIGHTS" in arguments:
+        paths["NO_WEIGHTS"] = changed("no_weights", lambda config: None)
+        (paths["NO_WEIGHTS"] / "model.safetensors").unlink()
+    if "CUT_WEIGHTS" in arguments:
+        paths["CUT_WEIGHTS"] = changed("cut_weights", lambda config: None)
+        os.truncate(paths["CUT_WEIGHTS"] / "model.safetensors", 1000)
+    if "NO_CHECKPOINT" in arguments:
+        paths["NO_CHECKPOINT"] = changed("no_checkpoint", lambda config: None)
+        shutil.rmtree(paths["NO_CHECKPOINT"] / "checkpoints")
     if "OTHER_DATA" in arguments:
         paths["OTHER_DATA"] = changed("data", lambda config: config["data"].update(seed=1))
     if "OTHER_TEXT" in arguments:

@@ -104,6 +104,8 @@ def load(name: str | Path, *, matmul_precision: MatmulPrecision = "float32") -> 
         matmul_precision,
         Parts(**parts),
     )
+    if jax.config.read("jax_enable_x64"):
+        raise InputError(f"float64 is on, and {name} computes in float32; leave JAX_ENABLE_X64 out")
     if stored["compact"] and predictor.weights_sha256 != stored["weights_sha256"]:
         raise InputError(
             f"{folder}: with the published image encoder that was found, its weights have sha256 "

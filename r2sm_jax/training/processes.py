@@ -8,9 +8,11 @@ import os
 import pickle
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -34,6 +36,29 @@ SHUTDOWN_SECONDS = 600
 """The first process may write its report for so long after the others are done."""
 LAUNCHERS = {"SLURM_STEP_NODELIST": "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
 """A variable that a launcher sets in each of its processes -> the one with their number."""
+
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+"""There is an NVIDIA GPU where this file exists."""
+
+
+def describe_devices() -> str:
+    """Names the devices that JAX uses, and warns of a GPU that it does not use.
+
+    Raises InputError if JAX has none of those that JAX_PLATFORMS asks for.
+    """
+    try:
+        devices = jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"JAX finds no device ({error}); take JAX_PLATFORMS away, or install JAX for that "
+            "device, for an NVIDIA GPU with pip install -e '.[cuda]'"
+        ) from error
+    kinds = Counter(device.device_kind for device in devices)
+    line = "devices: " + ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    if devices[0].platform == "cpu" and NVIDIA_DRIVER.exists():
+        line += "\nwarning: JAX does not use the GPU; pip install -e '.[cuda]' (docs/scale.md)"
+    return line
 
 
 # Connecting and ending

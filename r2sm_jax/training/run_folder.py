@@ -32,6 +32,7 @@ import r2sm_jax
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import FORMAT_VERSION, Config, DistributedConfig, LoopConfig
 from r2sm_jax.errors import InputError, atomic_write, load_json
+from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.training.processes import is_main_process, run_on_main
 
@@ -129,21 +130,53 @@ def find_run(config: Config) -> Path:
     return Path(config.run or LATEST).resolve()
 
 
+def check_run_folder(config: Config) -> None:
+    """Looks at the folder of a run before its data are opened, which takes minutes.
+
+    Raises InputError for a new run in a folder that holds a run or a model of others, and for one
+    to be continued whose checkpoints or best weights are gone or damaged.
+    """
+    folder = find_run(config)
+    if not config.resume:
+        if config.run is None:
+            return
+        if has_checkpoint(folder) or (folder / WEIGHTS).exists():
+            raise InputError(
+                f"{folder} holds a run already; continue it with --resume or give another --run"
+            )
+        path = folder / CONFIG
+        if path.exists() and "r2sm_jax_version" not in load_json(path, "a configuration"):
+            raise InputError(f"{path} is of another program; give another --run")
+        return
+
+    has_weights = "step" in load_json(folder / CONFIG, "the configuration of a run")
+    if has_weights:
+        try:
+            read_tensors(folder / WEIGHTS)
+        except InputError:
+            raise InputError(
+                f"{folder / WEIGHTS}: the best weights of the run are missing or damaged; put the "
+                "file back from a copy, or start a new run"
+            ) from None
+    if not has_checkpoint(folder):
+        if has_weights:
+            raise InputError(
+                f"{folder} has no checkpoint to go on from; start a new run from its weights with "
+                f"--init {folder}"
+            )
+        print(f"{folder} has no checkpoint yet; it begins at step 1", flush=True)
+
+
 @contextmanager
 def open_run(config: Config, inputs: Inputs) -> Iterator[Path]:
     """Gives the folder of a resolved configuration, which no other command may train in meanwhile.
 
-    Raises InputError if another command trains there, it holds a run already, or as
-    `check_unchanged`.
+    Raises InputError if another command trains there, or as `check_unchanged`.
     """
     folder = find_run(config) if config.resume else run_on_main(lambda: make_folder(config.run))
     with locked(folder):
         if config.resume:
             check_unchanged(folder, config, inputs)
-        elif has_checkpoint(folder) or (folder / WEIGHTS).exists():
-            raise InputError(
-                f"{folder} holds a run already; continue it with --resume or give another --run"
-            )
         elif is_main_process():
             stored = {
                 "architectures": ["R2SM"],
@@ -194,8 +227,12 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def point_latest(folder: Path) -> None:
-    """Lets `runs/latest` point at a run, if that is in runs/."""
+    """Lets `runs/latest` point at a run, if that is in runs/. Copying makes a folder of the link,
+    which stays."""
     if is_main_process() and folder.parent.resolve() == RUNS.resolve():
+        if LATEST.is_dir() and not LATEST.is_symlink():
+            print(f"warning: {LATEST} is a folder and no link; it does not name this run")
+            return
         # Replaced in one step, so that there is a link at any time.
         link = LATEST.with_name(f".latest-{os.getpid()}")
         link.symlink_to(folder.name, target_is_directory=True)
