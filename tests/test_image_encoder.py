@@ -1,4 +1,4 @@
-"""The image encoder: shapes, windows, relative positions, and initial values that stay the same."""
+"""The image encoder: shapes, windows, relative positions, frozen weights, initial values."""
 
 import hashlib
 from dataclasses import replace
@@ -11,7 +11,7 @@ from flax import nnx
 from tiny_models import TINY
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.models.image_encoder import VisionEncoder
+from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 
 VISION = TINY.vision
 FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
@@ -70,6 +70,22 @@ def test_relative_positions_start_without_effect_and_then_matter():
     moved = run(attention, x)
     assert np.abs(np.asarray(moved[:, 1:] - without[:, 1:])).max() > 1e-3
     np.testing.assert_allclose(moved[:, 0], without[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_plain_vit_is_frozen_unless_it_is_not_and_its_grid_is_resized(is_frozen):
+    vit = {"encoder": "vit", "vit": "x", "vit_family": "dinov2", "vit_patch_size": 6}
+    config = replace(VISION, **vit, vit_grid=3, vit_registers=2, vit_frozen=is_frozen)
+    encoder = make_encoder(config)
+    freeze_published(encoder)
+    assert encoder.vit.positions.shape == (10, 32)
+    x = normal(2, 32, 32, 3)
+    out = run(encoder, x)
+    assert out.tokens.shape == (2, 4, 4, 32) and out.skips == (None, None)
+    assert np.abs(np.asarray(out.tokens - run(encoder, x + 0.1).tokens)).max() > 1e-3
+    trained = {path[0] for path, _ in nnx.to_flat_state(nnx.state(encoder, nnx.Param))}
+    assert trained - {"vit"} == {"join", "neck2", "neck_norm1", "neck_norm2"}
+    assert ("vit" in trained) != is_frozen
 
 
 def test_the_default_encoder_is_unchanged():
