@@ -16,7 +16,14 @@ from flax import nnx
 from PIL import Image
 from safetensors.numpy import save_file
 
-from r2sm_jax.config import MINILM, DecoderConfig, ModelConfig, TextConfig, VisionConfig
+from r2sm_jax.config import (
+    MINILM,
+    DataConfig,
+    DecoderConfig,
+    ModelConfig,
+    TextConfig,
+    VisionConfig,
+)
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import hub
 from r2sm_jax.models.efficientnet import EfficientNetLite
