@@ -26,8 +26,8 @@ from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import HeadScores, ablation_table, write_ablation
 from r2sm_jax.evaluation.calibration import fit_temperature
-from r2sm_jax.evaluation.tables import print_markdown, to_markdown
 from r2sm_jax.inference.load import enable_compilation_cache
+from r2sm_jax.markdown import print_markdown, to_markdown
 from r2sm_jax.query import Sentence, keyword_mask_type
 from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.queries.plain import plain_sentences
@@ -53,6 +53,7 @@ class Sizes:
 
 FULL = Sizes(num_steps=2000, num_scenes=1000, num_text_only=28_000, num_test_scenes=160)
 QUICK = Sizes(num_steps=60, num_scenes=60, num_text_only=1200, num_test_scenes=30, every_plain=20)
+QUICK_NOTE = "`--quick`: few sentences and steps, which show that all runs, and compare nothing."
 
 
 def main() -> None:
@@ -68,9 +69,10 @@ def main() -> None:
     text = args.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     results = compare_heads(args.heads, texts, sizes, num_seeds)
-    print_markdown(to_markdown("Mask-type heads", [], [ablation_table(results)]))
+    notes = [QUICK_NOTE] if args.quick else []
+    print_markdown(to_markdown("Mask-type heads", notes, [ablation_table(results)]))
     folder = Path(args.out)
-    write_ablation(results, folder)
+    write_ablation(results, notes, folder)
     print(f"wrote {folder / 'heads.md'}, heads.png and heads.json")
 
 

@@ -287,11 +287,9 @@ class OptimizerConfig:
     momentum: float = 0.9
     """Nesterov momentum of Muon."""
     warmup_steps: int = 30
-    """Steps to the peak of the rates; at most a fifth of the run, a tenth with `cosine_from_zero`.
-    """
-    decay: Literal["linear", "cosine", "cosine_from_zero"] = "linear"
-    """How the rates fall from their peak to zero at the last step. With `cosine_from_zero` they
-    also rise from zero, so that the first step changes nothing."""
+    """Steps to the peak of the rates, at most a fifth of the run."""
+    decay: Literal["linear", "cosine"] = "linear"
+    """How the rates fall from their peak to zero at the last step."""
     clip: float = 1.0
     """Largest global gradient norm; 0 = any."""
 
@@ -439,8 +437,8 @@ CROP_RECIPE = OptimizerConfig(
     weight_decay=0.02,
     vector_weight_decay=0.02,
     b2=0.999,
-    warmup_steps=300,
-    decay="cosine_from_zero",
+    warmup_steps=200,
+    decay="cosine",
 )
 """How completer and outliner are trained."""
 CROP_EMA = 0.999

@@ -56,6 +56,12 @@ def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
         ) from error
 
 
+def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
+    """Writes a JSON file as a whole. Raises InputError as `atomic_write`."""
+    with atomic_write(path) as part:
+        part.write_text(json.dumps(values, indent=indent) + "\n", "utf-8")
+
+
 def read_bytes(path: Path) -> bytes:
     """Reads a file, without the mark that some editors put before text. Raises InputError if it
     cannot be read."""

@@ -5,7 +5,6 @@ segmenter.
 and `--compare A B ...` puts reports side by side.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -20,7 +19,7 @@ if __name__ == "__main__":
     check_flags(EvaluateConfig)
 
 from r2sm_jax.config import DataConfig
-from r2sm_jax.errors import InputError, atomic_write, load_json, read_bytes
+from r2sm_jax.errors import InputError, atomic_write, load_json, read_bytes, write_json
 from r2sm_jax.evaluation.compare import compare_reports
 from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_decisions, score_predictions
@@ -32,10 +31,9 @@ from r2sm_jax.evaluation.tables import (
     DECISIONS,
     comparison_tables,
     make_table,
-    print_markdown,
     report_markdown,
-    to_markdown,
 )
+from r2sm_jax.markdown import print_markdown, to_markdown
 from r2sm_jax.sources import REPORTED, SourceSpec, open_split, open_splits, split_names
 
 
@@ -169,8 +167,7 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
     print_markdown(to_markdown("Decisions about sentences", [], tables))
     if args.out is not None:
         file = Path(args.out) / "decisions.json"
-        with atomic_write(file) as part:
-            part.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+        write_json(file, figures)
         print(f"wrote {file}")
 
 
@@ -184,7 +181,7 @@ def write_comparison(args: EvaluateConfig) -> None:
         file = Path(args.out) / "compare.html"
         with atomic_write(file) as part:
             part.write_text(render_page(*parts), "utf-8")
-            file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n", "utf-8")
+            write_json(file.with_suffix(".json"), compared)
             file.with_suffix(".md").write_text(text, "utf-8")
         print(f"wrote {file}, compare.md and compare.json")
 

@@ -14,7 +14,8 @@ from r2sm_jax.data.masks import Mask
 from r2sm_jax.inference.crop_models import Completion, MaskCompleter, MaskOutliner, Outline
 from r2sm_jax.inference.parts import Parts
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput
+from r2sm_jax.models.calibration import Calibration
+from r2sm_jax.models.r2sm import ImageFeatures, R2SMOutput
 from r2sm_jax.query import MODAL, Prompt, keyword_mask_type
 
 IMAGE_SIZE, MASK_SIZE, NUM_SLOTS = 32, 8, 2

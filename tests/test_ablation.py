@@ -146,6 +146,7 @@ def test_the_command_writes_table_figure_and_scores(run_ablate, tmp_path):
     end = run_ablate("--heads", "linear", "mlp")
     assert end.code == 0, end.err
     assert "keyword rule" in end.out and "attention" not in end.out
+    assert "--quick" in end.out
     out = tmp_path / "out"
     results = {row["head"]: row for row in json.loads((out / "heads.json").read_text())}
     assert list(results) == ["keyword rule", "linear", "mlp"]
@@ -155,6 +156,7 @@ def test_the_command_writes_table_figure_and_scores(run_ablate, tmp_path):
     (row,) = [line for line in table.splitlines() if line.startswith("| linear |")]
     assert row.split(" | ")[1] == percent_over_seeds(accuracy["val_r2sm"])
     assert len(accuracy["val_r2sm"]) == 2 and "phrasing" in table
+    assert "--quick" in table
     assert "| amodal: " in table and "| modal: " in table
     assert (out / "heads.png").stat().st_size > 5000
 

@@ -25,7 +25,7 @@ from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.iou import overlap, overlaps_at_shifts
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.prompts import Request
-from r2sm_jax.models.r2sm import Calibration
+from r2sm_jax.models.calibration import Calibration
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 

@@ -16,7 +16,7 @@ from tiny_models import TINY, WIDTH, fake_inputs
 from r2sm_jax.cli import to_json
 from r2sm_jax.config import DataConfig
 from r2sm_jax.inference.export import export
-from r2sm_jax.inference.load import Run, flat_weights, load
+from r2sm_jax.inference.load import Run, load
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.stablehlo import verify
 from r2sm_jax.models import pretrained
@@ -31,7 +31,7 @@ from r2sm_jax.models.classifier import (
     make_constants,
     unit,
 )
-from r2sm_jax.models.matching import put_weights
+from r2sm_jax.models.matching import flat_weights, put_weights
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import ImageFeatures, build_model
 from r2sm_jax.sources import open_split

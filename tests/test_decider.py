@@ -26,12 +26,13 @@ from r2sm_jax.evaluate import main as evaluate
 from r2sm_jax.inference.decider import BertStates, Decider, load_decider, open_head, open_states
 from r2sm_jax.inference.decision import NotEnglish, TruncatedQuery, check_query, is_english
 from r2sm_jax.inference.export import export
-from r2sm_jax.inference.load import flat_weights, load
+from r2sm_jax.inference.load import load
 from r2sm_jax.inference.model_folder import CONFIG, WEIGHTS, write_checksums
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.mask_type_heads import LEARNED, TargetHead
+from r2sm_jax.models.matching import flat_weights
 from r2sm_jax.models.numpy_text import NumpyBert, gelu, gelu_tanh, target_head
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences

@@ -25,12 +25,11 @@ from r2sm_jax import evaluate, export as export_command, predict
 from r2sm_jax.config import CompleterConfig, DataConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import export as exports, load as loading, model_folder, stablehlo
-from r2sm_jax.inference.crop_models import CompleterCalibration, KindCalibration, MaskCompleter
+from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.export import add_parts, export, to_compact
 from r2sm_jax.inference.load import (
     UNIT,
     fill,
-    flat_weights,
     load,
     load_part,
     restore_compact,
@@ -39,9 +38,11 @@ from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.model_folder import RELEASED, find_folder, write_checksums
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.stablehlo import verify
+from r2sm_jax.models.calibration import Calibration
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.hub import find_model
-from r2sm_jax.models.r2sm import R2SM, Calibration, abstract_model
+from r2sm_jax.models.matching import flat_weights
+from r2sm_jax.models.r2sm import R2SM, abstract_model
 from r2sm_jax.query import AMODAL
 from r2sm_jax.sources import open_split
 
@@ -494,7 +495,7 @@ def completed(completer: MaskCompleter) -> np.ndarray:
 
 def test_a_part_is_put_into_a_released_export_in_place_of_its_own(completer, tmp_path):
     source = RELEASED / "photos-small"
-    calibration = CompleterCalibration(alone=KindCalibration(kept_below=0.25))
+    calibration = {"alone": Calibration(kept_below=0.25)}
     completer = completer.updated(calibration=calibration)
     add_parts(source, tmp_path / "new", {"completer": completer})
     names = {path.name for path in source.iterdir()}

@@ -340,9 +340,9 @@ def test_answers_of_something_else_are_refused(stub, photos, tmp_path):
     predict_images(stub, tasks, tmp_path / "p")
     before = (tmp_path / "p" / PREDICTIONS).read_bytes()
     other = find_tasks(str(photos / "val_000000.png"), ["the cat"], None)
-    with pytest.raises(InputError, match=r"answer of another .*--overwrite"):
+    with pytest.raises(InputError, match=r"answer to other .*--overwrite"):
         predict_images(stub, other, tmp_path / "p")
-    with pytest.raises(InputError, match="answer of another"):
+    with pytest.raises(InputError, match="answers are of another"):
         predict_images(stub, tasks, tmp_path / "p", mask_type="amodal")
     assert (tmp_path / "p" / PREDICTIONS).read_bytes() == before
     predict_images(stub, other, tmp_path / "p", overwrite=True)

@@ -22,13 +22,14 @@ import r2sm_jax
 from r2sm_jax.config import CompleterConfig, DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.crop_models import Completion, KindCalibration, MaskCompleter, Outline
+from r2sm_jax.inference.crop_models import Completion, MaskCompleter, Outline
 from r2sm_jax.inference.decision import TruncatedQuery, decide
 from r2sm_jax.inference.parts import Parts, judge
 from r2sm_jax.inference.postprocess import name_hiders
 from r2sm_jax.inference.prediction import MASKS, Prediction
 from r2sm_jax.inference.predictor import Photo
 from r2sm_jax.inference.prompts import Request
+from r2sm_jax.models.calibration import Calibration
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.sources import open_split
 
@@ -102,10 +103,10 @@ def test_a_stream_reads_one_batch_ahead_and_keeps_the_order():
 
     def use(number, predictions):
         found = list(predictions)
-        assert all(p.mask_type == "amodal" and p.candidates for p in found)
+        assert all(p.mask_type == "amodal" and p.absent_slots for p in found)
         return number, [p.modal.shape for p in found]
 
-    results = predictor.stream(range(30), read, use, with_candidates=True)
+    results = predictor.stream(range(30), read, use, with_absent_slots=True)
     assert next(results) == (0, []) and len(opened) <= 24
     expected = [(i, [(20 + i, 30)] * (i % 3)) for i in range(1, 29)]
     assert list(results) == expected
@@ -420,7 +421,7 @@ def test_a_completed_outline_has_a_limit_of_its_own():
 
     assert not is_unsure(0.65, 0.85)  # their product, .55, is below both limits
     assert is_unsure(0.55, 0.99) and is_unsure(0.99, 0.75)
-    fitted = KindCalibration(iou_shift=1.0, unsure_below=0.7)
+    fitted = Calibration(iou_shift=1.0, unsure_below=0.7)
     assert not is_unsure(0.65, 0.85, fitted) and is_unsure(0.65, 0.6, fitted)
 
 

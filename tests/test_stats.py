@@ -11,9 +11,9 @@ from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import read_json
+from r2sm_jax.data.split_summary import summarize
 from r2sm_jax.data.splits import split_ids
 from r2sm_jax.sources import open_split
-from r2sm_jax.tools.stats import Statistics
 
 HEIGHT, WIDTH = 40, 50
 
@@ -109,10 +109,8 @@ def test_rates_by_hand(tmp_path):
     fringe = [annotation(1, 1, 30, 32)]
     for changes, rates in (({}, [0, 0.5, 0, 0.15]), ({"annotations": fringe, "queries": []}, [0])):
         source = read_json(dataset(tmp_path / "tiny.json", **changes), need_images=False)
-        statistics = Statistics()
-        for index in range(len(source)):
-            statistics.add_image(source.truth_at(index))
-        np.testing.assert_allclose(statistics.occlusion_rates, rates)
+        summary = summarize(source.truth_at(index) for index in range(len(source)))
+        np.testing.assert_allclose(summary.hidden_shares, rates)
 
 
 def test_scenes(report):

@@ -1,8 +1,8 @@
 """Counts the objects and queries of a split, and says what can be learnt and scored on it."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from r2sm_jax.data.contradictions import check, find_shared_files
 from r2sm_jax.data.dataset import ImageTruth, Source
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError
+from r2sm_jax.query import Query, keyword_mask_type
 
 NUM_CHECKED = 200
 """Images of a training split that `check_teaches` looks at."""
@@ -30,13 +31,19 @@ CROWD_REMEDY = (
 class SplitSummary:
     """Counts of the objects and queries of some images."""
 
+    num_images: int = 0
+    num_without_query: int = 0
+    """Images without any."""
+
     num_objects: int = 0
     num_ignored: int = 0
-    """Objects that loss, queries and metrics leave out. The next three counts are without them."""
+    """Objects that loss, queries and metrics leave out. All below is without them."""
     num_complete: int = 0
     """Objects whose complete mask is known."""
     num_occluded: int = 0
     """Objects that are known to be partly hidden."""
+    hidden_shares: list[float] = field(default_factory=list)
+    """Of the objects whose complete mask is known, from 0 to 1."""
     num_rectangles: int = 0
     """Objects whose complete mask is a rectangle along the image's sides."""
     num_doubles: int = 0
@@ -46,6 +53,14 @@ class SplitSummary:
 
     num_queries: int = 0
     num_with_targets: int = 0
+    num_of_several: int = 0
+    """Queries that mean several objects."""
+    num_against_rule: int = 0
+    """Queries about whose mask type the keyword rule is wrong."""
+    num_repeated: int = 0
+    """Queries that stand in an image a second time."""
+    ambiguous: list[str] = field(default_factory=list)
+    """Sentences with several meanings in one image."""
     num_only_ignored: int = 0
     """Queries that mean ignored objects only."""
     num_amodal: int = 0
@@ -56,6 +71,8 @@ class SplitSummary:
 
     def add(self, truth: ImageTruth) -> None:
         """Counts the annotations of one image."""
+        self.num_images += 1
+        self.num_without_query += not truth.queries
         ignored, incomplete, occluded = set(), set(), set()
         of_class: dict[str, list[RLE]] = defaultdict(list)
         for instance in truth.instances:
@@ -70,6 +87,7 @@ class SplitSummary:
                 width, height = masks.coco.toBbox(instance.amodal)[2:]
                 self.num_complete += 1
                 self.num_rectangles += amodal_area == width * height
+                self.hidden_shares.append((amodal_area - modal_area) / max(1, amodal_area))
                 if modal_area < amodal_area:
                     occluded.add(instance.id)
         for name, rles in of_class.items():
@@ -85,11 +103,26 @@ class SplitSummary:
             targets = set(query.instance_ids)
             self.num_queries += 1
             self.num_with_targets += bool(targets)
+            self.num_of_several += len(targets) > 1
+            self.num_against_rule += keyword_mask_type(query.text) != query.mask_type
             self.num_only_ignored += bool(targets) and targets <= ignored
             if query.mask_type == "amodal":
                 self.num_amodal += 1
                 self.num_without_mask += bool(targets & incomplete)
                 self.num_amodal_of_occluded += bool(targets & occluded)
+        self._add_meanings(truth.queries)
+
+    def _add_meanings(self, queries: Iterable[Query]) -> None:
+        """Compares the sentences about one image, each of which should have one meaning."""
+        meanings: dict[str, Counter] = {}
+        for query in queries:
+            sentence = " ".join(query.text.lower().split())
+            meaning = query.mask_type, frozenset(query.instance_ids)
+            meanings.setdefault(sentence, Counter())[meaning] += 1
+        for sentence, counts in meanings.items():
+            self.num_repeated += counts.total() - len(counts)
+            if len(counts) > 1:
+                self.ambiguous.append(sentence)
 
     def reason_for_nothing(self) -> str:
         """Why nothing can be learnt or scored, with the remedy; "" if something can."""
@@ -126,6 +159,17 @@ class SplitSummary:
                 f"{self.num_doubles} of {self.num_objects} annotations cover another of the same "
                 f"class on their image ({self.first_double}); remove those that are there twice, "
                 "or leave out those with low scores (--min-score)"
+            )
+
+    def repetitions(self) -> Iterator[str]:
+        """Says which queries are there twice, or have several meanings."""
+        if self.num_repeated:
+            queries = f"{self.num_repeated} of {self.num_queries} queries"
+            yield f"{queries} repeat another one of their image"
+        if self.ambiguous:
+            yield (
+                f"{len(self.ambiguous)} sentences have queries about one image that ask for "
+                f"different mask types or objects ({self.ambiguous[0]!r})"
             )
 
     def warnings(self) -> Iterator[str]:

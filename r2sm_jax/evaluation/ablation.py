@@ -1,6 +1,5 @@
 """Compares mask-type heads on sentences alone: a row for each head, one table and one figure."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,10 +8,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 
-from r2sm_jax.errors import atomic_write
+from r2sm_jax.errors import atomic_write, write_json
 from r2sm_jax.evaluation.decisions import mask_type_scores
-from r2sm_jax.evaluation.tables import Table, to_markdown
 from r2sm_jax.evaluation.wordings import TITLE, score_wordings
+from r2sm_jax.markdown import Table, to_markdown
 from r2sm_jax.query import Sentence
 
 
@@ -103,12 +102,11 @@ def make_figure(results: Sequence[HeadScores]) -> Figure:
     return figure
 
 
-def write_ablation(results: Sequence[HeadScores], folder: Path) -> None:
-    """Writes `heads.json` (every seed), `heads.md` and `heads.png`. Raises InputError if it
-    cannot."""
-    with atomic_write(folder / "heads.json") as part:
-        scores = [asdict(result) for result in results]
-        part.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-        tables = [ablation_table(results), wordings_of_heads(results)]
-        (folder / "heads.md").write_text(to_markdown("Mask-type heads", [], tables), "utf-8")
+def write_ablation(results: Sequence[HeadScores], notes: Sequence[str], folder: Path) -> None:
+    """Writes `heads.json` (every seed), `heads.md` with notes, and `heads.png`. Raises InputError
+    if it cannot."""
+    write_json(folder / "heads.json", [asdict(result) for result in results])
+    tables = [ablation_table(results), wordings_of_heads(results)]
+    with atomic_write(folder / "heads.md") as part:
+        part.write_text(to_markdown("Mask-type heads", notes, tables), "utf-8")
         make_figure(results).savefig(folder / "heads.png", dpi=150)

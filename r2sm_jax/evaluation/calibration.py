@@ -3,11 +3,11 @@ target, and of which answers are called unsure.
 
 The weights do not change. The temperature of the mask type is fitted on sentences that nothing is
 trained on; all else on the split that selects checkpoints. Masks whose presence falls below its
-threshold become empty. crop_selection.py calibrates completer and outliner with `fit_kind`, too.
+threshold become empty. crop_selection.py fits the kinds of answers of completer and outliner with
+`fit_kind`, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +21,9 @@ from r2sm_jax.data.dataset import Source
 from r2sm_jax.evaluation.evaluator import answer_all
 from r2sm_jax.evaluation.iou import lisa_iou, overlaps_at_shifts
 from r2sm_jax.evaluation.scorer import QueryTruth
-from r2sm_jax.inference.crop_models import KindCalibration
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.r2sm import Calibration
+from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 from r2sm_jax.query import Sentence
 
 MIN_TEMPERATURE = 0.2
@@ -69,7 +68,7 @@ def calibrate(
     temperature = 1.0
     if predictor.config.head in LEARNED_HEADS:
         is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
-        uncalibrated = predictor.updated(calibration=Calibration())
+        uncalibrated = predictor.updated(calibration=NOT_CALIBRATED)
         logits = uncalibrated.amodal_logits([sentence.text for sentence in sentences])
         temperature = fit_temperature(logits, is_amodal)
     present = predictor.updated(calibration=Calibration(presence_bias=ALWAYS_PRESENT))
@@ -119,17 +118,11 @@ def fit_masks(answers: Sequence[Measured], threshold: float, *, fit_absence: boo
     iou[~is_answered] = ~has_target[~is_answered, None]
 
     index = best_shift(iou)
-    words = fit_kind(predicted[has_target], iou[has_target, index])
+    words = Calibration(presence_bias=presence_bias, mask_shift=float(MASK_SHIFTS[index]))
+    words = fit_kind(predicted[has_target], iou[has_target, index], fitted=words)
     # Also answers about things that are not there: they are wrong.
     calibrated = words.iou(predicted[is_answered])
-    unsure_below = fit_unsure(calibrated, iou[is_answered, index])
-    return Calibration(
-        iou_scale=words.iou_scale,
-        iou_shift=words.iou_shift,
-        presence_bias=presence_bias,
-        mask_shift=float(MASK_SHIFTS[index]),
-        unsure_below=unsure_below,
-    )
+    return words._replace(unsure_below=fit_unsure(calibrated, iou[is_answered, index]))
 
 
 def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " n"]) -> float:
@@ -151,34 +144,44 @@ def fit_kind(
     predicted: Float[np.ndarray, " n"],
     true: Float[np.ndarray, " n"],
     agreement: Float[np.ndarray, " n"] | None = None,
-) -> KindCalibration:
+    fitted: Calibration = NOT_CALIBRATED,
+) -> Calibration:
     """Finds the scale and shift of the logits of predicted IoUs with which they are nearest to the
     true ones, by the mean absolute error, and which answers are called unsure then.
 
-    `agreement`: that of the crops around clicks, whose logits get a scale as well. The defaults
-    where there are few answers.
+    Args:
+        predicted: IoUs of the answers of one kind.
+        true: their IoUs with the truth.
+        agreement: that of the crops around clicks, whose logits get a scale as well.
+        fitted: what else is fitted to the kind; it is all that is where there are few answers.
     """
     if len(true) < MIN_VALUES:
-        return KindCalibration()
-    # Nelder-Mead's own first simplex would be 0.00025 wide along the shift, which starts at 0, and
-    # may stay there.
-    simplex = [(1.0, 0.0), (1.5, 0.0), (1.0, 0.5)]
+        return fitted
+    said = [predicted]
+    start, first_steps = [1.0, 0.0], [0.5, 0.5]  # of scale and shift
     if agreement is not None:
-        simplex = [(1.0, 0.0, 0.1), (1.5, 0.0, 0.1), (1.0, 0.5, 0.1), (1.0, 0.0, 1.0)]
-    said = [predicted] if agreement is None else [predicted, agreement]
+        said.append(agreement)
+        start.append(0.1)
+        first_steps.append(0.9)
 
     # Scales are positive, so that the order of the predicted IoUs stays.
-    def make(values: np.ndarray) -> KindCalibration:
+    def make(values: np.ndarray) -> Calibration:
         scale, shift, *scales = values.tolist()
-        return KindCalibration(abs(scale), shift, *map(abs, scales))
+        return fitted._replace(
+            iou_scale=abs(scale),
+            iou_shift=shift,
+            agreement_scale=abs(scales[0]) if scales else 0.0,
+        )
 
     def error(values: np.ndarray) -> float:
         return float(np.abs(make(values).iou(*said) - true).mean())
 
-    # The mean absolute error has kinks, which Nelder-Mead does not mind.
+    # The mean absolute error has kinks, which Nelder-Mead does not mind. Its own first simplex
+    # would be 0.00025 wide along the shift, which starts at 0, and may stay there.
+    simplex = np.vstack([start, start + np.diag(first_steps)])
     options = {"initial_simplex": simplex, "maxiter": 2000}
-    kind = make(minimize(error, simplex[0], method="Nelder-Mead", options=options).x)
-    return replace(kind, unsure_below=fit_unsure(kind.iou(*said), true))
+    kind = make(minimize(error, start, method="Nelder-Mead", options=options).x)
+    return kind._replace(unsure_below=fit_unsure(kind.iou(*said), true))
 
 
 def best_shift(iou: Float[np.ndarray, "n s"]) -> int:

@@ -227,19 +227,24 @@ class OutlineScore(NamedTuple):
 
 def score_outlines(outliner: Outliner, sample: Sample) -> dict[str, list[OutlineScore]]:
     """Scores the boxes and the clicks of the `scored_objects` of a sample."""
-    visible = [instance.modal for instance in scored_objects(sample)]
-    prompts = {
+    instances = scored_objects(sample)
+    scores = {}
+    for kind, prompts in prompts_of(instances).items():
+        outlines = outliner(sample.image, prompts)
+        scores[kind] = [
+            OutlineScore(iou(one.mask, instance.modal), one.iou, one.agreement)
+            for one, instance in zip(outlines, instances, strict=True)
+        ]
+    return scores
+
+
+def prompts_of(instances: Sequence[Instance]) -> dict[str, list[Prompt]]:
+    """Makes a box and a click for each instance."""
+    visible = [instance.modal for instance in instances]
+    return {
         "box": [Prompt(masks.box(mask)) for mask in visible],
         "click": [Prompt(None, (Click(*innermost_pixel(mask)),)) for mask in visible],
     }
-    scores = {}
-    for kind, of_kind in prompts.items():
-        outlines = outliner(sample.image, of_kind)
-        scores[kind] = [
-            OutlineScore(iou(one.mask, mask), one.iou, one.agreement)
-            for one, mask in zip(outlines, visible, strict=True)
-        ]
-    return scores
 
 
 def prompt_figures(

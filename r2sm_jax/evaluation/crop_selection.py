@@ -6,8 +6,7 @@ which it keeps a given mask. Objects that nothing hides count as well as hidden 
 to them is wrong.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
+from scipy.special import expit
 
 from r2sm_jax.config import Config
 from r2sm_jax.data import masks
@@ -26,10 +26,12 @@ from r2sm_jax.evaluation.completion import (
     FiguresByName,
     ObjectScore,
     OutlineScore,
+    iou,
     mean,
     mean_iou,
     objects_to_complete,
     print_figures,
+    prompts_of,
     score_completion,
     score_object,
     score_outlines,
@@ -37,15 +39,15 @@ from r2sm_jax.evaluation.completion import (
     summarize,
     visible_union,
 )
-from r2sm_jax.evaluation.selection import Evaluate, Evaluation
+from r2sm_jax.evaluation.selection import Evaluation
 from r2sm_jax.inference.crop_models import (
-    CompleterCalibration,
-    KindCalibration,
     MaskCompleter,
     MaskOutliner,
-    OutlinerCalibration,
+    added_share,
     part_json,
 )
+from r2sm_jax.inference.parts import Parts
+from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 
 THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 """Logits of the completer among which the one with the highest IoU on `dev` is chosen."""
@@ -54,26 +56,32 @@ KEPT_BELOW = np.arange(0, 20) / 20
 
 
 def fit_hidden(
-    logits: Float[np.ndarray, " n"], is_hidden: Bool[np.ndarray, " n"]
-) -> tuple[float, float]:
-    """Finds the scale and shift of the logits that a part is hidden with the smallest cross
-    entropy; (1, 0) where there are few."""
-    if len(logits) < MIN_VALUES:
-        return 1.0, 0.0
+    logits: Float[np.ndarray, " n"],
+    added: Float[np.ndarray, " n"],
+    is_hidden: Bool[np.ndarray, " n"],
+) -> Calibration:
+    """Finds how the logit that a part is hidden and the share that the completer adds tell together
+    whether one is, with the smallest cross entropy.
+
+    The completer's token does not see holes, which the mask fills; the mask alone adds a little to
+    whole objects.
+    """
     signs = np.where(is_hidden, 1.0, -1.0)
 
-    def cross_entropy(scale_and_shift: np.ndarray) -> float:
-        scale, shift = scale_and_shift
-        return float(np.logaddexp(0, -signs * (scale * logits + shift)).mean())
+    def make(values: np.ndarray) -> Calibration:
+        scale, shift, added_scale = values.tolist()
+        return Calibration(hidden_scale=scale, hidden_shift=shift, added_scale=added_scale)
 
-    scale, shift = minimize(cross_entropy, (1.0, 0.0)).x
-    return float(scale), float(shift)
+    def cross_entropy(values: np.ndarray) -> float:
+        return float(np.logaddexp(0, -signs * make(values).hidden_logit(logits, added)).mean())
+
+    return make(minimize(cross_entropy, (1.0, 0.0, 0.0)).x)
 
 
 # Completer
 
 
-def completer_evaluation(config: Config, dev: Source) -> Evaluate:
+def completer_evaluation(config: Config, dev: Source) -> Callable[..., Evaluation]:
     """Makes what scores a completer beside rules that learn nothing, and fits its threshold and
     calibration. Raises InputError if nothing is hidden in the split."""
     samples = [dev[index] for index in range(len(dev))]
@@ -103,6 +111,8 @@ class MeasuredObject(NamedTuple):
     """Of the visible mask itself."""
     completed: Sequence[ObjectScore]
     """At each of `THRESHOLDS`."""
+    added: Sequence[float]
+    """What is added there, as a share of the visible area."""
     predicted_iou: float
     hidden_logit: float
 
@@ -120,9 +130,15 @@ def measure_objects(
         drawings = completer.draw(sample.image, [one.visible for one in objects], others)
         for (mask, truth), drawing in zip(objects, drawings, strict=True):
             answers = [mask | (drawing.logits > threshold) for threshold in THRESHOLDS]
-            completed = [score_object(mask, truth, answer) for answer in answers]
-            kept = score_object(mask, truth, mask)
-            measured.append(MeasuredObject(kept, completed, drawing.iou, drawing.hidden_logit))
+            measured.append(
+                MeasuredObject(
+                    kept=score_object(mask, truth, mask),
+                    completed=[score_object(mask, truth, answer) for answer in answers],
+                    added=[added_share(mask, answer) for answer in answers],
+                    predicted_iou=drawing.iou,
+                    hidden_logit=drawing.hidden_logit,
+                )
+            )
     return measured
 
 
@@ -137,9 +153,7 @@ def fit_completer(completer: MaskCompleter, samples: Sequence[Sample]) -> tuple[
     for index, threshold in enumerate(THRESHOLDS):
         fits = {name: fit_completions(objects, index) for name, objects in measured.items()}
         figures = {name: summarize(scores) for name, (_, scores) in fits.items()}
-        calibration = CompleterCalibration(
-            alone=fits["alone"][0], neighbours=fits["with neighbours"][0]
-        )
+        calibration = {"alone": fits["alone"][0], "neighbours": fits["with neighbours"][0]}
         candidates.append((threshold, calibration, figures))
     threshold, calibration, figures = max(candidates, key=lambda candidate: mean_iou(candidate[2]))
     return completer.updated(threshold=threshold, calibration=calibration), figures
@@ -147,17 +161,18 @@ def fit_completer(completer: MaskCompleter, samples: Sequence[Sample]) -> tuple[
 
 def fit_completions(
     objects: Sequence[MeasuredObject], index: int
-) -> tuple[KindCalibration, list[ObjectScore]]:
+) -> tuple[Calibration, list[ObjectScore]]:
     """Fits the calibration of one kind of completions, at threshold `index`. Returns the scores of
     its answers, too. Nothing is fitted to few objects."""
     scores = [one.completed[index] for one in objects]
     if len(objects) < MIN_VALUES:
-        return KindCalibration(), scores
+        return NOT_CALIBRATED, scores
 
     is_hidden = np.array([one.kept.is_hidden for one in objects])
     logits = np.array([one.hidden_logit for one in objects])
-    scale, shift = fit_hidden(logits, is_hidden)
-    probability = KindCalibration(hidden_scale=scale, hidden_shift=shift).hidden_probability(logits)
+    added = np.array([one.added[index] for one in objects])
+    kind = fit_hidden(logits, added, is_hidden)
+    probability = expit(kind.hidden_logit(logits, added))
 
     def answers_at(kept_below: float) -> list[ObjectScore]:
         pairs = zip(objects, scores, probability < kept_below, strict=True)
@@ -174,18 +189,18 @@ def fit_completions(
     kept_below = float(max(KEPT_BELOW, key=mean_figure))
     answers = answers_at(kept_below)
     predicted = np.array([one.predicted_iou for one in objects])
-    fitted = fit_kind(predicted, np.array([answer.amodal_iou for answer in answers]))
-    kind = replace(fitted, hidden_scale=scale, hidden_shift=shift, kept_below=kept_below)
+    true = np.array([answer.amodal_iou for answer in answers])
+    kind = fit_kind(predicted, true, fitted=kind._replace(kept_below=kept_below))
     judged = []
-    for answer, iou, hidden in zip(answers, kind.iou(predicted), probability, strict=True):
-        judged.append(answer._replace(predicted_iou=float(iou), hidden_probability=float(hidden)))
+    for answer, said, hidden in zip(answers, kind.iou(predicted), probability, strict=True):
+        judged.append(answer._replace(predicted_iou=float(said), hidden_probability=float(hidden)))
     return kind, judged
 
 
 # Outliner
 
 
-def outliner_evaluation(config: Config, dev: Source) -> Evaluate:
+def outliner_evaluation(config: Config, dev: Source) -> Callable[..., Evaluation]:
     """Makes what scores an outliner and fits its calibration. Raises InputError if no object is
     large enough."""
     samples = [dev[index] for index in range(len(dev))]
@@ -207,18 +222,23 @@ def outliner_evaluation(config: Config, dev: Source) -> Evaluate:
     return evaluate
 
 
-def fit_outliner(outliner: MaskOutliner, samples: Iterable[Sample]) -> tuple[Any, FiguresByName]:
+def fit_outliner(
+    outliner: MaskOutliner, samples: Sequence[Sample], completer: MaskCompleter | None = None
+) -> tuple[Any, FiguresByName]:
     """Fits the calibration of an outliner to the images of `dev`. Returns the outliner with it, and
     its figures by kind of prompt; `filled box` is the box itself, the reference that learns
-    nothing."""
-    uncalibrated = outliner.updated(calibration=OutlinerCalibration())
+    nothing.
+
+    `completer`: that of the same model, for the complete masks of outlines.
+    """
+    outliner = outliner.updated(calibration={})
     scores: dict[str, list[OutlineScore]] = {"box": [], "click": []}
     filled_boxes = []
     for sample in samples:
         for instance in scored_objects(sample):
             x0, y0, x1, y1 = masks.box(instance.modal)
             filled_boxes.append(masks.area(instance.modal) / ((x1 - x0) * (y1 - y0)))
-        for kind, of_kind in score_outlines(uncalibrated, sample).items():
+        for kind, of_kind in score_outlines(outliner, sample).items():
             scores[kind] += of_kind
     fits = {}
     figures: FiguresByName = {
@@ -229,4 +249,26 @@ def fit_outliner(outliner: MaskOutliner, samples: Iterable[Sample]) -> tuple[Any
         fits[kind] = fit_kind(predicted, true, agreement if kind == "click" else None)
         error = np.abs(fits[kind].iou(predicted, agreement) - true)
         figures[kind] = {"objects": len(true), "iou": mean(true), "iou_error": mean(error)}
-    return outliner.updated(calibration=OutlinerCalibration(**fits)), figures
+    outliner = outliner.updated(calibration=fits)
+    if completer is not None:
+        fits = fits | fit_completed(Parts(completer, outliner), samples)
+    return outliner.updated(calibration=fits), figures
+
+
+def fit_completed(parts: Parts, samples: Iterable[Sample]) -> dict[str, Calibration]:
+    """Fits the kinds `completed_box` and `completed_click`: the product of the calibrated IoUs of
+    outline and completion, against the true IoU of the complete mask. Few answers give no kind."""
+    ious: dict[str, list[tuple[float, float]]] = {"box": [], "click": []}
+    for sample in samples:
+        known = [instance for instance in scored_objects(sample) if instance.amodal is not None]
+        for kind, prompts in prompts_of(known).items():
+            all_drawn = parts.draw(sample.image, prompts, others=None)
+            for instance, (_, completion) in zip(known, all_drawn, strict=True):
+                if completion is not None:
+                    true = iou(completion.mask, instance.complete | instance.modal)
+                    ious[kind].append((completion.iou, true))
+    return {
+        f"completed_{kind}": fit_kind(*np.array(of_kind).T)
+        for kind, of_kind in ious.items()
+        if len(of_kind) >= MIN_VALUES
+    }

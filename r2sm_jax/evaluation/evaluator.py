@@ -126,7 +126,7 @@ def evaluate_source(predictor: Predictor, source: Source, name: str = "a split")
     `name` is that of the split, for the progress that is shown.
     """
     results = EvalResults(source)
-    answers = answer_all(predictor, source, score_prediction, name, with_candidates=True)
+    answers = answer_all(predictor, source, score_prediction, name, with_absent_slots=True)
     for truth, result in answers:
         if result is None:
             results.left_out[truth.left_out] += 1

@@ -23,19 +23,19 @@ from matplotlib.figure import Figure
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import data_url
 from r2sm_jax.data.sheet import BLANK, Panel, paint
-from r2sm_jax.errors import InputError, atomic_write
+from r2sm_jax.errors import InputError, atomic_write, write_json
 from r2sm_jax.evaluation.compare import QUERIES_FILE
 from r2sm_jax.evaluation.counts import overlap, write_tables
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.scorer import EvalResults, Evaluated
 from r2sm_jax.evaluation.tables import (
-    Table,
     decided,
     format_figure,
     report_intro,
     report_markdown,
     report_tables,
 )
+from r2sm_jax.markdown import Table
 
 PICTURE_SIZE = 288
 """Pixels of a picture's longer side."""
@@ -72,10 +72,10 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
         galleries=galleries,
         charts={title: draw_curves(panels) for title, panels in charts.items() if panels},
     )
-    with atomic_write(folder / "report.json") as part:
-        part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    with atomic_write(folder / "report.html") as part:
+        part.write_text(page, "utf-8")
+        write_json(folder / "report.json", report)
         (folder / "report.md").write_text(report_markdown(report), "utf-8")
-        (folder / "report.html").write_text(page, "utf-8")
         tables = {name: results.rows for name, results in evaluated.items()}
         write_tables(folder / QUERIES_FILE, tables)
 

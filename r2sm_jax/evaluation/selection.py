@@ -25,13 +25,13 @@ from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
 Evaluation = tuple[float, dict[str, Any], dict[str, Any]]
-Evaluate = Callable[[nnx.State, int, Path], Evaluation]
+"""What `Evaluate` of training/loop.py gives."""
 SHEET_ROWS = 6
 
 
 def segmenter_evaluation(
     config: Config, texts: TextStates, dev: Source, *, fit_absence: bool
-) -> Evaluate:
+) -> Callable[..., Evaluation]:
     """Makes what calibrates and scores a segmenter, and saves a sheet of samples.
 
     `fit_absence`: whether training data have queries without a target.

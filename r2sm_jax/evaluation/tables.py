@@ -5,15 +5,12 @@ its rows are named figures, its columns are titles and paths of figures.
 """
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.markdown import Markdown
+from typing import Any
 
 from r2sm_jax.evaluation.iou import PRECISION_THRESHOLDS
 from r2sm_jax.evaluation.report import PAPER
+from r2sm_jax.markdown import Table, to_markdown
 from r2sm_jax.query import QUERY_TYPES
 
 COMPARISON_TITLE = "R2SM evaluations side by side"
@@ -21,19 +18,6 @@ COMPARISON_INTRO = (
     "Percent; differences from the first report with 95 % intervals of a paired bootstrap over "
     "images. A star: the interval leaves out 0."
 )
-
-
-class Table(NamedTuple):
-    """A table with a title. The first column holds names, the others figures."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> list[str]:
-        """Returns the lines of the table in Markdown, without its title."""
-        lines = [f"| {' | '.join(row)} |" for row in [self.header, *self.rows]]
-        return [lines[0], "|---" + "|---:" * (len(self.header) - 1) + "|", *lines[1:]]
 
 
 # Columns: title -> path of the figure in a row
@@ -334,19 +318,3 @@ def describe_result(report: Figures) -> list[str]:
     counts = f"{meta['images'][name]:,} images and {figures['queries']:,} queries"
     where = f"{name} of {meta['source']}, {counts}; step {meta['step']}, {meta['minutes']} minutes"
     return [f"reached: {reached}", f"on: {where}"]
-
-
-def to_markdown(title: str, paragraphs: Sequence[str], tables: Sequence[Table]) -> str:
-    """Writes paragraphs and tables as Markdown."""
-    lines = [f"# {title}", ""]
-    for paragraph in paragraphs:
-        lines += [paragraph, ""]
-    for table in tables:
-        lines += [f"## {table.title}", "", *table.markdown(), ""]
-    return "\n".join(lines)
-
-
-def print_markdown(text: str) -> None:
-    """Prints Markdown. Tables are not cut where the output is no terminal."""
-    width = None if sys.stdout.isatty() else 150
-    Console(width=width).print(Markdown(text))

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from r2sm_jax.evaluation.tables import Table, make_table
+from r2sm_jax.evaluation.tables import make_table
+from r2sm_jax.markdown import Table
 from r2sm_jax.query import Sentence
 from r2sm_jax.synthetic.queries.plain import PlainSentence
 

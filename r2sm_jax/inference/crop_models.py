@@ -6,8 +6,7 @@ clicks mean. Both are a `CropUNet`.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,8 +15,8 @@ import jax
 import numpy as np
 from einops import rearrange
 from flax import nnx
-from jaxtyping import ArrayLike, Bool, Float, UInt8
-from scipy.special import expit, logit
+from jaxtyping import Bool, Float, UInt8
+from scipy.special import expit
 
 from r2sm_jax.cli import to_json
 from r2sm_jax.config import UNSURE_BELOW, CompleterConfig, MatmulPrecision, OutlinerConfig
@@ -32,6 +31,7 @@ from r2sm_jax.data.crops import (
 )
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 from r2sm_jax.models.crop_unet import CropOutput, CropUNet, make_completer, make_outliner
 from r2sm_jax.models.layers import build_abstract
 from r2sm_jax.models.matmul import JAX_PRECISION
@@ -53,73 +53,14 @@ SIZE_WEIGHT = 0.1
 photos that were trained on: IoU of one click 0.527, 0.498 without it, 0.452 by predicted IoU."""
 
 
-@dataclass(frozen=True)
-class KindCalibration:
-    """Numbers that are fitted to the answers of one kind, such as those to boxes
-    (evaluation/calibration.py). The defaults change nothing.
-
-        IoU       sigmoid(iou_scale logit(predicted) + agreement_scale logit(agreement) + iou_shift)
-        hidden    sigmoid(hidden_scale logit + hidden_shift)
-
-    `agreement` is that of the crops around clicks; what is hidden a completer alone says.
-    """
-
-    iou_scale: float = 1.0
-    iou_shift: float = 0.0
-    agreement_scale: float = 0.0
-    unsure_below: float = UNSURE_BELOW
-    """Predicted IoUs below this are called unsure."""
-    hidden_scale: float = 1.0
-    hidden_shift: float = 0.0
-    kept_below: float = 0.0
-    """Where a part is hidden with a lower probability, the given mask is the answer."""
-
-    def iou(self, predicted: ArrayLike, agreement: ArrayLike = 0.5) -> Float[np.ndarray, "*m"]:
-        """Calibrates predicted IoUs, from 0 to 1."""
-        predicted_logit = logit(np.clip(predicted, 0.001, 0.999))
-        agreement_logit = logit(np.clip(agreement, 0.001, 0.999))
-        logits = self.iou_scale * predicted_logit + self.agreement_scale * agreement_logit
-        return np.asarray(expit(logits + self.iou_shift))
-
-    def hidden_probability(self, hidden_logit: ArrayLike) -> Float[np.ndarray, "*m"]:
-        """Computes the probability that a part is hidden."""
-        return np.asarray(expit(self.hidden_scale * np.asarray(hidden_logit) + self.hidden_shift))
-
-
-@dataclass(frozen=True)
-class CompleterCalibration:
-    """The kinds of answers of a completer."""
-
-    alone: KindCalibration = KindCalibration()
-    """A mask whose neighbours are not known."""
-    neighbours: KindCalibration = KindCalibration()
-    """One with the visible masks of the other objects."""
-
-
-@dataclass(frozen=True)
-class OutlinerCalibration:
-    """The kinds of answers of an outliner."""
-
-    box: KindCalibration = KindCalibration()
-    """A box, perhaps with clicks."""
-    click: KindCalibration = KindCalibration()
-    """Clicks alone."""
-    completed_box: KindCalibration | None = None
-    """The complete mask of what a box outlined, by the completer of the same model: of the product
-    of both predicted IoUs. None: not fitted, see `parts.judge`."""
-    completed_click: KindCalibration | None = None
-    """The same of clicks."""
-
-
 class CropModel:
     """A trained network over crops."""
 
     config: Any
-    calibration: Any
+    calibration: Mapping[str, Calibration]
+    """That of each kind of answers for which one is fitted."""
     make: Callable[..., CropUNet]
     """Builds the network from its configuration."""
-    kinds: type
-    """The class of its calibration: a `KindCalibration` for each kind of answers."""
 
     def __init__(
         self,
@@ -127,18 +68,18 @@ class CropModel:
         weights: nnx.State,
         threshold: float = 0.0,
         matmul_precision: MatmulPrecision = "float32",
-        calibration: Any = None,
+        calibration: Mapping[str, Calibration] | None = None,
     ):
         """Takes sizes and weights, with those of a frozen backbone if it has one.
 
         Args:
             threshold: the logit above which a pixel belongs to the mask.
-            calibration: of the kinds of answers; None changes nothing.
+            calibration: by kind of answers; None changes nothing.
         """
         self.config = config
         self.weights = weights
         self.threshold = threshold
-        self.calibration = self.kinds() if calibration is None else calibration
+        self.calibration = calibration or {}
         graphdef, _ = nnx.split(self.abstract(config))
 
         @jax.jit
@@ -198,9 +139,7 @@ class MaskCompleter(CropModel):
     """A trained completer. Its threshold is chosen on `dev`."""
 
     config: CompleterConfig
-    calibration: CompleterCalibration
     make = staticmethod(make_completer)
-    kinds = CompleterCalibration
 
     def complete(
         self,
@@ -256,11 +195,13 @@ class MaskCompleter(CropModel):
 
     def finish(self, visible: Mask, drawing: Drawing, *, knows_others: bool) -> Completion:
         """Makes the complete mask of one object of its drawing, and its scores."""
-        kind = self.calibration.neighbours if knows_others else self.calibration.alone
-        hidden = float(kind.hidden_probability(drawing.hidden_logit))
-        is_kept = hidden < kind.kept_below
-        mask = visible if is_kept else visible | (drawing.logits > self.threshold)
-        return Completion(mask, float(kind.iou(drawing.iou)), hidden, kind.unsure_below)
+        name = "neighbours" if knows_others else "alone"
+        kind = self.calibration.get(name, NOT_CALIBRATED)
+        completed = visible | (drawing.logits > self.threshold)
+        added = added_share(visible, completed)
+        hidden = float(expit(kind.hidden_logit(drawing.hidden_logit, added)))
+        mask = visible if hidden < kind.kept_below else completed
+        return Completion(mask, float(kind.iou(drawing.iou)), hidden, float(kind.unsure_below))
 
     def _cut(
         self, image: np.ndarray, window: CropWindow, visible: np.ndarray, others: np.ndarray | None
@@ -273,6 +214,11 @@ class MaskCompleter(CropModel):
         crop = cut_crop(image, window, self.config.size, (visible, others))
         known = np.full_like(crop[..., :1], 255 * is_known)
         return np.concatenate([crop, known], axis=2)
+
+
+def added_share(visible: Mask, completed: Mask) -> float:
+    """Computes the area that is added to a visible mask, as a share of its own."""
+    return masks.area(completed) / masks.area(visible) - 1
 
 
 def check_mask(mask: np.ndarray, number: int, size: tuple[int, int]) -> None:
@@ -299,7 +245,7 @@ class Outline(NamedTuple):
     """An IoU below this is called unsure."""
     candidates: tuple["Outline", ...] = ()
     """What else clicks may mean: the different masks of the other crops, the likeliest first."""
-    completed: KindCalibration | None = None
+    completed: Calibration | None = None
     """That of its complete mask; None where none is fitted."""
 
 
@@ -307,9 +253,7 @@ class MaskOutliner(CropModel):
     """A trained outliner."""
 
     config: OutlinerConfig
-    calibration: OutlinerCalibration
     make = staticmethod(make_outliner)
-    kinds = OutlinerCalibration
 
     def __call__(
         self, image: UInt8[np.ndarray, "H W 3"], prompts: Sequence[Prompt]
@@ -326,8 +270,7 @@ class MaskOutliner(CropModel):
         height, width = image.shape[:2]
         if prompt.box is not None:
             (outline,) = self._read(image, [window_of_box(prompt.box)], prompt)
-            kinds = self.calibration.box, self.calibration.completed_box
-            return calibrated(outline, *kinds)
+            return self._calibrated(outline, "box")
 
         windows = windows_of_clicks(prompt.clicks, height, width)
         outlines = self._read(image, windows, prompt)
@@ -345,9 +288,7 @@ class MaskOutliner(CropModel):
         for number, outline in [(chosen, found), *enumerate(outlines)]:
             near = [other.mask for other in outlines[max(0, number - 1) : number + 2]]
             agreement = float(pairwise_iou([outline.mask, *near])[0, 1:].mean())
-            with_agreement = outline._replace(agreement=agreement)
-            kinds = self.calibration.click, self.calibration.completed_click
-            scored.append(calibrated(with_agreement, *kinds))
+            scored.append(self._calibrated(outline._replace(agreement=agreement), "click"))
         first, *others = scored
         return first._replace(candidates=different_outlines(first, others))
 
@@ -364,13 +305,14 @@ class MaskOutliner(CropModel):
             outlines.append(Outline(image_logits > self.threshold, float(iou)))
         return outlines
 
-
-def calibrated(
-    outline: Outline, kind: KindCalibration, completed: KindCalibration | None
-) -> Outline:
-    """Returns an outline of the network with the scores of its kind."""
-    iou = float(kind.iou(outline.iou, outline.agreement))
-    return outline._replace(iou=iou, unsure_below=kind.unsure_below, completed=completed)
+    def _calibrated(self, outline: Outline, name: str) -> Outline:
+        """Returns an outline of the network with the scores of its kind."""
+        kind = self.calibration.get(name, NOT_CALIBRATED)
+        return outline._replace(
+            iou=float(kind.iou(outline.iou, outline.agreement)),
+            unsure_below=float(kind.unsure_below),
+            completed=self.calibration.get(f"completed_{name}"),
+        )
 
 
 def choose_outline(outlines: Sequence[Outline], windows: Sequence[CropWindow]) -> int:
@@ -414,5 +356,5 @@ def part_json(part: CropModel) -> dict[str, Any]:
     return {
         "config": to_json(part.config),
         "threshold": part.threshold,
-        "calibration": to_json(part.calibration),
+        "calibration": {name: kind._asdict() for name, kind in part.calibration.items()},
     }

@@ -1,7 +1,6 @@
 """Writes an export: weights, configuration, tokenizer, StableHLO and model card in one folder; and
 puts it on the Hugging Face hub."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import jax
 import numpy as np
 from safetensors.numpy import save
 
@@ -19,7 +19,7 @@ from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import FORMAT_VERSION, Config
 from r2sm_jax.data.letterbox import PAD_COLOUR
 from r2sm_jax.data.tokenizer import write_tokenizer
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.errors import InputError, load_json, write_json
 from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.crop_models import CropModel, part_json
 from r2sm_jax.inference.load import (
@@ -27,7 +27,6 @@ from r2sm_jax.inference.load import (
     Run,
     Tensors,
     fill,
-    flat_weights,
     published_weights,
     restore_compact,
 )
@@ -60,7 +59,7 @@ from r2sm_jax.models.hub import (
     read_tensors,
     weight_files,
 )
-from r2sm_jax.models.matching import Tensor
+from r2sm_jax.models.matching import Tensor, flat_weights
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 
 
@@ -100,7 +99,7 @@ def export(
         "weights_sha256": predictor.weights_sha256,
         "config": to_json(config),
     }
-    weights = to_numpy(predictor.weights)
+    weights = jax.device_get(flat_weights(predictor.weights))
     if compact:
         published = published_weights(SEGMENTER, stored)
         weights = to_compact(weights, published)
@@ -164,7 +163,7 @@ def write_model(
     stored, tensors = dict(stored), dict(tensors)
     for name, part in parts.items():
         stored[name] = cut_folders(part_json(part))
-        weights = to_numpy(part.weights)
+        weights = jax.device_get(flat_weights(part.weights))
         if stored["compact"]:
             weights = to_compact(weights, published_weights(name, stored))
         prefix = f"{name}."
@@ -177,11 +176,6 @@ def write_model(
     (folder / WEIGHTS).write_bytes(save(tensors, {"format": "np"}))
     write_json(folder / CONFIG, stored)
     (folder / CARD).write_text(card, "utf-8")
-
-
-def to_numpy(weights: Any) -> dict[str, np.ndarray]:
-    """Returns the values of a state by dotted path, as NumPy's arrays."""
-    return {path: np.asarray(value) for path, value in flat_weights(weights).items()}
 
 
 def to_compact(weights: Tensors, published: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
@@ -223,11 +217,6 @@ def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
         if (source / name).exists():
             (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, target / name)
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON file."""
-    path.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
 
 
 def read_report(run: Run) -> dict[str, Any] | None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
@@ -39,11 +38,12 @@ from r2sm_jax.inference.model_folder import (
 )
 from r2sm_jax.inference.parts import Parts, no_part
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.calibration import Calibration
 from r2sm_jax.models.hub import EFFICIENTNETS, cache_dir, find_model, read_tensors
 from r2sm_jax.models.keys import first_blocks
-from r2sm_jax.models.matching import Tensor
+from r2sm_jax.models.matching import Tensor, flat_weights, put_weights
 from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG, match_pretrained
-from r2sm_jax.models.r2sm import Calibration, abstract_model
+from r2sm_jax.models.r2sm import abstract_model
 
 PARTS: dict[str, tuple[type[CropModel], type]] = {
     "completer": (MaskCompleter, CompleterConfig),
@@ -169,8 +169,9 @@ def make_part(
     entry = stored.get(part) or {"config": stored["config"]["model"][part]}
     config = from_json(sizes, entry["config"], str(folder / CONFIG))
     weights = fill(nnx.state(model.abstract(config)), tensors[part], folder)
-    calibration = from_json(model.kinds, entry.get("calibration", {}), str(folder / CONFIG))
-    return model(config, weights, entry.get("threshold", 0.0), matmul_precision, calibration)
+    # A kind that is not fitted may be null.
+    kinds = {k: Calibration(**v) for k, v in entry.get("calibration", {}).items() if v}
+    return model(config, weights, entry.get("threshold", 0.0), matmul_precision, kinds)
 
 
 # Weights by dotted path
@@ -217,7 +218,7 @@ def published_weights(part: str, stored: Mapping[str, Any]) -> Mapping[str, Tens
         return {}
     backbone = nnx.state(model.abstract(config))["efficientnet"]
     filled = first_blocks(backbone, find_model(config.efficientnet, EFFICIENTNET_FLAG))
-    return {f"efficientnet.{path}": np.asarray(x) for path, x in flat_weights(filled).items()}
+    return jax.device_get({f"efficientnet.{path}": x for path, x in flat_weights(filled).items()})
 
 
 def restore_compact(stored: Tensors, published: Mapping[str, Tensor]) -> Tensors:
@@ -239,30 +240,19 @@ def fill(shapes: nnx.State, weights: Mapping[str, Any], folder: Path) -> nnx.Sta
 
     Raises InputError if a weight is missing, unknown or of another shape.
     """
-    left = dict(weights)
-    leaves, problems = [], []
-    for path, leaf in nnx.to_flat_state(shapes):
-        name = ".".join(map(str, path))
-        value = left.pop(name, None)
-        if value is None:
-            problems.append(f"missing {name}")
-        elif value.shape != leaf.shape:
-            problems.append(f"{name} is {value.shape}, not {leaf.shape}")
-        else:
-            leaves.append((path, leaf.replace(jnp.asarray(value, leaf.dtype))))
-    problems += [f"unknown {name}" for name in left]
+    expected = flat_weights(shapes)
+    problems = [f"missing {name}" for name in expected if name not in weights]
+    for name, value in weights.items():
+        if name not in expected:
+            problems.append(f"unknown {name}")
+        elif value.shape != expected[name].shape:
+            problems.append(f"{name} is {value.shape}, not {expected[name].shape}")
     if problems:
         raise InputError(
             f"{folder / WEIGHTS} does not fit its {CONFIG}: {'; '.join(problems[:3])} "
             f"({len(problems)} in all); export or download it again"
         )
-    return nnx.from_flat_state(leaves)
-
-
-def flat_weights(state: nnx.State) -> dict[str, Any]:
-    """Returns the values of a state by dotted path, such as "decoder.image.kernel"."""
-    flat = nnx.to_flat_state(state)
-    return {".".join(map(str, path)): variable[...] for path, variable in flat}
+    return put_weights(shapes, weights)
 
 
 # Compiled programs

@@ -1,19 +1,19 @@
 """Answers queries about many images: one file of answers for each image, and one of all.
 
-    answers/IMAGE.json   the answers about one image; one that exists is not asked for again
+    answers.json         what all answers are of: the model and the mask type
+    answers/IMAGE.json   the answers about one image; one that is newer than its photo is done
     overlays/            pictures of the answers, on request
     predictions.json     all answers, in the format that `evaluate --predictions` scores
     --coco FILE          all objects of the answers, as COCO instances
 
-An answer belongs to one image file of one size and time. So a photo that was replaced is answered
-anew, and answers of another model or to other queries are refused.
+Answers of another model or to other queries are refused.
 """
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from r2sm_jax.data.images import (
     open_image,
 )
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
+from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite, write_json
 from r2sm_jax.inference.decision import warn_of_unread
 from r2sm_jax.inference.prediction import MAX_PICTURE, Prediction
 from r2sm_jax.inference.predictor import Photo, Predictor
@@ -162,15 +162,31 @@ def _read_lines(file: Path) -> Iterator[tuple[str, str | None, str]]:
         yield where, name, read_sentence(where, text)
 
 
-@dataclass(frozen=True)
 class Answers:
     """The files of answers in a folder."""
 
-    folder: Path
-    settings: dict[str, str]
-    """What all of them are of: the model and the mask type."""
-    overlays: bool
-    """Whether each answer is drawn as well."""
+    def __init__(self, folder: Path, of: Mapping[str, str], *, overlays: bool, overwrite: bool):
+        """Opens a folder.
+
+        Args:
+            folder: may be new.
+            of: what the answers are of.
+            overlays: whether each answer is drawn as well.
+            overwrite: answers of something else may be replaced.
+
+        Raises InputError if they may not.
+        """
+        self.folder, self.overlays = folder, overlays
+        known = folder / "answers.json"
+        if not known.exists() or load_json(known, "what answers of predict are of") != of:
+            if (folder / "answers").is_dir() and not overwrite:
+                raise InputError(
+                    f"{folder}: its answers are of another model or mask type; pass another --out, "
+                    "or --overwrite"
+                )
+            write_json(known, of)
+        # What is older is of something else that is being replaced.
+        self._begun = known.stat().st_mtime_ns
 
     def path(self, task: Task) -> Path:
         """Returns where the answers about an image lie."""
@@ -188,28 +204,27 @@ class Answers:
         return paths
 
     def has(self, task: Task) -> bool:
-        """Whether there are answers about the image file as it is now, with their pictures.
+        """Whether there are answers about an image that are newer than it, with their pictures.
 
-        Raises InputError for answers of something else, which only --overwrite replaces.
+        Raises InputError for answers to other queries, which only --overwrite replaces.
         """
         path = self.path(task)
-        if not path.exists():
+        written = path.stat().st_mtime_ns if path.exists() else 0
+        if written < self._begun or written <= task.path.stat().st_mtime_ns:
             return False
-        stored = load_json(path, "an answer of predict")["of"]
-        asked = self._of(task)
-        if stored | _file_of(task) != asked:
+        stored = load_json(path, "an answer of predict")
+        if stored["queries"] != [text for _, text in task.queries]:
             raise InputError(
-                f"{path}: this is an answer of another model or mask type, or to other queries; "
-                "pass another --out, or --overwrite"
+                f"{path}: this is an answer to other queries; pass another --out, or --overwrite"
             )
-        return stored == asked and all(picture.exists() for picture in self.pictures(task))
+        return all(picture.exists() for picture in self.pictures(task))
 
     def write(self, task: Task, predictions: Iterable[Prediction]) -> None:
         """Writes the predictions for all queries about an image, and draws them."""
         pictures = self.pictures(task)
         pixels = open_image(task.path) if pictures else None
         size = None
-        entries = []
+        entries: list[list[dict[str, Any]]] = []
         objects: list[Instance[RLE]] = []
         for index, prediction in enumerate(predictions):
             if pixels is not None:
@@ -217,28 +232,28 @@ class Answers:
                     picture = prediction.overlay(pixels, MAX_PICTURE)
                     Image.fromarray(picture).save(part, format="PNG")
             warn_of_unread(prediction.unread)
-            number, text = task.queries[index]
-            about = {"query_id": number, "image": task.name, "query": text}
-            entries += [about | entry for entry in prediction.to_coco()]
+            entries.append(prediction.to_coco())
             objects += prediction.to_instances()
             size = prediction.mask.shape
         stored = {
-            "of": self._of(task),
+            "queries": [text for _, text in task.queries],
             "entries": entries,
             "size": size,
             "objects": [asdict(one) for one in objects],
         }
-        with atomic_write(self.path(task)) as part:
-            part.write_text(json.dumps(stored), "utf-8")
+        write_json(self.path(task), stored, indent=None)
 
     def write_all(self, path: Path, tasks: Sequence[Task]) -> None:
         """Writes the entries of all tasks into one file."""
         separator = "[\n"
         with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
             for task in tasks:
-                for entry in load_json(self.path(task), "an answer of predict")["entries"]:
-                    file.write(separator + json.dumps(entry))
-                    separator = ",\n"
+                of_queries = load_json(self.path(task), "an answer of predict")["entries"]
+                for (number, text), entries in zip(task.queries, of_queries, strict=True):
+                    about = {"query_id": number, "image": task.name, "query": text}
+                    for entry in entries:
+                        file.write(separator + json.dumps(about | entry))
+                        separator = ",\n"
             file.write("\n]\n")
 
     def write_coco(
@@ -267,16 +282,6 @@ class Answers:
         texts = dict.fromkeys(text for task in whole for _, text in task.queries)
         categories = {text: {"id": n, "name": text} for n, text in enumerate(texts, start=1)}
         write(path, truths, {"description": "answers of r2sm_jax"}, categories, overwrite)
-
-    def _of(self, task: Task) -> dict[str, Any]:
-        queries = [list(query) for query in task.queries]
-        return self.settings | _file_of(task) | {"queries": queries}
-
-
-def _file_of(task: Task) -> dict[str, int]:
-    """Returns what tells the file of an image from another one of its name."""
-    status = task.path.stat()
-    return {"bytes": status.st_size, "modified": status.st_mtime_ns}
 
 
 class Result(NamedTuple):
@@ -312,7 +317,7 @@ def predict_images(
     Raises InputError if `out` holds the answers of something else or cannot be written, or no image
     can be read.
     """
-    settings = {
+    of = {
         "weights": predictor.weights_sha256,
         "language_model": predictor.text_encoder.sha256,
         "matmul_precision": predictor.matmul_precision,
@@ -321,9 +326,9 @@ def predict_images(
     whole = tasks
     first, step = shard
     tasks = whole[first - 1 :: step]
-    answers = Answers(out, settings, overlays)
     # Without answers, a file of that name is somebody else's.
     refuse_overwrite(out / file, overwrite or (out / "answers").is_dir())
+    answers = Answers(out, of, overlays=overlays, overwrite=overwrite)
     waiting = [task for task in tasks if overwrite or not answers.has(task)]
     failed: dict[str, str] = {}
 
@@ -341,7 +346,7 @@ def predict_images(
             return photo, read_requests([text for _, text in task.queries], photo.size, mask_type)
 
         # All slots: average precision of the file ranks them as that of an evaluation does.
-        for _ in predictor.stream(waiting, read, answers.write, with_candidates=True):
+        for _ in predictor.stream(waiting, read, answers.write, with_absent_slots=True):
             advance(1)
     if len(failed) == len(tasks):
         raise InputError(f"no image could be read; {next(iter(failed.values()))}")

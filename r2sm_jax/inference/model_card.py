@@ -8,6 +8,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from r2sm_jax.config import MINILM, Config
 from r2sm_jax.inference.model_folder import LANGUAGE_MODEL
+from r2sm_jax.markdown import Table
 from r2sm_jax.models.hub import HUB
 
 COLUMNS = {
@@ -141,16 +142,13 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 def _figures(report: Mapping[str, Any]) -> str:
     """Returns a table of the report's splits, and what the weights were selected on."""
-    lines = [
-        f"| split | queries | {' | '.join(COLUMNS)} | data sha256 |",
-        f"|---|{(len(COLUMNS) + 2) * '---:|'}",
-    ]
+    rows = []
     for split, figures in report["splits"].items():
         values = [figures[group][metric] for group, metric in COLUMNS.values()]
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
         digest = report["meta"]["data_sha256"][split]
-        num_queries = figures["all"]["queries"]
-        lines.append(f"| `{split}` | {num_queries} | {' | '.join(cells)} | `{digest}` |")
+        rows.append([f"`{split}`", str(figures["all"]["queries"]), *cells, f"`{digest}`"])
+    lines = Table("", ["split", "queries", *COLUMNS, "data sha256"], rows).markdown()
     lines.append("")
     lines.append(
         "At the images' own resolution, over all queries; the predicted mask type picks the mask."

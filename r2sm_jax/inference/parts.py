@@ -111,7 +111,7 @@ def judge(outline: Outline, completion: Completion) -> Completion:
     iou = outline.iou * completion.iou
     kind = outline.completed
     if kind is not None:
-        return completion._replace(iou=float(kind.iou(iou)), unsure_below=kind.unsure_below)
+        return completion._replace(iou=float(kind.iou(iou)), unsure_below=float(kind.unsure_below))
     # No limit is fitted for the product, and those of its factors say nothing about it. So the
     # answer is unsure where one of its factors is below its own limit.
     limits = outline.unsure_below * completion.iou, outline.iou * completion.unsure_below

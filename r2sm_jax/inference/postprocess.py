@@ -4,7 +4,7 @@ Of words the presence of a target says what is left out:
 
 fused mask      empty below `ModelConfig.presence_threshold`; `R2SM.decode` has emptied it
 instances       the target is present, and so is the slot (`MIN_INSTANCE_PRESENCE`)
-candidates      never gated: average precision ranks all slots by their confidence
+absent slots    for average precision, which ranks all slots by their confidence
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.parts import Drawn
-from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
+from r2sm_jax.inference.prediction import AbsentSlot, Candidate, InstanceMask, Prediction
 from r2sm_jax.inference.prompts import Request
-from r2sm_jax.models.r2sm import Calibration, R2SMOutput
+from r2sm_jax.models.calibration import Calibration
+from r2sm_jax.models.r2sm import R2SMOutput
 from r2sm_jax.query import AMODAL, MODAL, Prompt
 
 MIN_INSTANCE_PRESENCE = 0.5
@@ -45,7 +46,7 @@ def by_words(
     calibration: Calibration,
     *,
     unread: str = "",
-    with_candidates: bool = False,
+    with_absent_slots: bool = False,
     with_logits: bool = False,
 ) -> Prediction:
     """Makes the prediction for a query of what its words find.
@@ -58,7 +59,7 @@ def by_words(
         presence_threshold: `ModelConfig.presence_threshold`.
         calibration: says which answers are called unsure.
         unread: the end of the sentence that the language model did not read.
-        with_candidates: fill in `Prediction.candidates`.
+        with_absent_slots: fill in `Prediction.absent_slots`.
         with_logits: fill in `Prediction.mask_logits`.
     """
     asked = AMODAL if decision.mask_type == "amodal" else MODAL
@@ -74,10 +75,10 @@ def by_words(
     has_target = output.presence[0] > presence_threshold
     is_present = has_target & (presence >= MIN_INSTANCE_PRESENCE)
     instances = []
-    candidates = []
+    absent_slots = []
     for slot in range(1, len(presence)):
         # Most slots are absent, and resizing their masks would take most of the time.
-        if not is_present[slot] and not with_candidates:
+        if not is_present[slot] and not with_absent_slots:
             continue
         pair = resize_masks(output.masks[slot], letterbox)
         mask = pair[asked]
@@ -87,10 +88,9 @@ def by_words(
         confidence = float(presence[slot] * output.iou[slot, asked])
         if is_present[slot]:
             instances.append(InstanceMask(float(presence[slot]), confidence, mask, *pair))
-        if with_candidates:
-            rle = masks.encode(mask)
+        else:
             rate = masks.occlude_rate(*pair)
-            candidates.append(Candidate(rle, confidence, bool(is_present[slot]), rate))
+            absent_slots.append(AbsentSlot(masks.encode(mask), confidence, rate))
     instances.sort(key=lambda instance: -instance.presence)
 
     return Prediction(
@@ -102,7 +102,7 @@ def by_words(
         modal=modal,
         amodal=amodal,
         instances=tuple(instances),
-        candidates=tuple(candidates),
+        absent_slots=tuple(absent_slots),
         mask_logits=mask_logits,
         # In double precision, since the scorer computes the logit again from this probability.
         presence=float(expit(np.float64(output.presence[0]))),

@@ -43,16 +43,21 @@ class InstanceMask:
 
 
 class Candidate(NamedTuple):
-    """The mask of one instance slot, present or not; or a visible mask that clicks may mean."""
+    """A visible mask that clicks may mean."""
 
     mask: RLE
     score: float
-    """Ranks it for average precision; from the predictor the same as `InstanceMask.confidence`. Of
-    clicks the predicted IoU."""
-    is_present: bool = True
-    """Whether it is one of `Prediction.instances`."""
-    occlude_rate: float | None = None
-    """Share of the instance that is hidden; None where the system does not tell."""
+    """Its predicted IoU."""
+
+
+class AbsentSlot(NamedTuple):
+    """The mask of an instance slot that is probably not present, as average precision ranks it."""
+
+    segmentation: RLE
+    score: float
+    """As `InstanceMask.confidence`."""
+    occlude_rate: float
+    """Share of the instance that is hidden."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,7 +81,9 @@ class Prediction:
     """Instances that are probably present, the surest first."""
     candidates: tuple[Candidate, ...] = ()
     """What else clicks may mean, the likeliest first: a part of the answer, or what it is a part
-    of. Of words all slots that have a mask, for average precision, filled in only on request."""
+    of."""
+    absent_slots: tuple[AbsentSlot, ...] = ()
+    """Instances that are probably not present, for average precision. Filled in only on request."""
     mask_logits: Float[np.ndarray, "H W"] | None = None
     """Above 0 where `mask` is. Filled in only on request."""
     presence: float = 1.0
@@ -180,38 +187,42 @@ class Prediction:
         `overlay`."""
         return Image.fromarray(self.overlay(image, MAX_PICTURE))
 
+    def _scores(self) -> dict[str, Any]:
+        """Returns what every file says about the answer."""
+        scores: dict[str, Any] = {"presence": self.presence}
+        if self.hidden_probability is not None:
+            scores["hidden_probability"] = self.hidden_probability
+        if self.is_unsure:
+            scores["unsure"] = True
+        return scores
+
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""
         # JSON keeps this order, which a reader sees: decision, scores, then masks.
-        values: dict[str, Any] = {
+        return {
             "query": self.query,
             "mask_type": self.mask_type,
             "amodal_probability": self.amodal_probability,
+            **({"undecided": True} if self.undecided else {}),
+            "score": self.score,
+            "hidden_probability": None,
+            **self._scores(),
+            **{name: self.rle(name) for name in MASKS},
+            "instances": [
+                {
+                    "score": instance.presence,
+                    "mask": masks.encode(instance.mask),
+                    "modal": masks.encode(instance.modal),
+                    "amodal": masks.encode(instance.amodal),
+                }
+                for instance in self.instances
+            ],
+            "size": list(self.mask.shape),
         }
-        if self.undecided:
-            values["undecided"] = True
-        values["score"] = self.score
-        values["presence"] = self.presence
-        values["hidden_probability"] = self.hidden_probability
-        if self.is_unsure:
-            values["unsure"] = True
-        for name in MASKS:
-            values[name] = self.rle(name)
-
-        instances = []
-        for instance in self.instances:
-            entry: dict[str, Any] = {"score": instance.presence}
-            entry["mask"] = masks.encode(instance.mask)
-            entry["modal"] = masks.encode(instance.modal)
-            entry["amodal"] = masks.encode(instance.amodal)
-            instances.append(entry)
-        values["instances"] = instances
-        values["size"] = list(self.mask.shape)
-        return values
 
     def to_coco(self) -> list[dict[str, Any]]:
         """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances, then
-        the candidates that are not present, where they are filled in.
+        the slots that are not present, where they are filled in.
 
         The score of a fused mask is its predicted IoU, or else the highest confidence of its
         instances, which are ranked by it.
@@ -223,21 +234,14 @@ class Prediction:
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
             fused["amodal_probability"] = self.amodal_probability
-        fused |= {"modal": self.rle("modal"), "amodal": self.rle("amodal")}
-        fused["presence"] = self.presence
-        if self.hidden_probability is not None:
-            fused["hidden_probability"] = self.hidden_probability
-        if self.is_unsure:
-            fused["unsure"] = True
+        fused |= {"modal": self.rle("modal"), "amodal": self.rle("amodal"), **self._scores()}
         entries = [fused]
         for instance in self.instances:
             entry = {"segmentation": masks.encode(instance.mask), "score": instance.confidence}
             entry["occlude_rate"] = masks.occlude_rate(instance.modal, instance.amodal)
             entries.append(entry)
-        for candidate in self.candidates:
-            if not candidate.is_present:
-                entry = {"segmentation": candidate.mask, "score": candidate.score}
-                entries.append(entry | {"occlude_rate": candidate.occlude_rate, "present": False})
+        for slot in self.absent_slots:
+            entries.append(slot._asdict() | {"present": False})
         return entries
 
     def to_instances(self) -> list[Instance[RLE]]:
@@ -249,15 +253,11 @@ class Prediction:
         found = [(one.confidence, one.modal, one.amodal) for one in self.instances]
         if not found and self.mask.any():
             found = [(self.score or 0.0, self.modal, self.amodal)]
+        category = self.query or "what is pointed at"
         instances = []
         for score, modal, amodal in found:
-            fields = {"score": score, "presence": self.presence, "mask_type": self.mask_type}
-            if self.hidden_probability is not None:
-                fields["hidden_probability"] = self.hidden_probability
-            if self.is_unsure:
-                fields["unsure"] = True
+            fields = {"score": score, "mask_type": self.mask_type, **self._scores()}
             complete = masks.encode(amodal) if self.has_both_masks else None
-            category = self.query or "what is pointed at"
             instances.append(Instance(0, category, masks.encode(modal), complete, fields=fields))
         return instances
 

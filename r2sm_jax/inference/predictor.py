@@ -51,8 +51,9 @@ from r2sm_jax.inference.prompts import (
     read_others,
     read_requests,
 )
+from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
-from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
+from r2sm_jax.models.r2sm import R2SM, ImageFeatures, R2SMOutput
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -7,7 +7,7 @@ another shape, and all parameters that no key fills, are named at once.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,8 +81,8 @@ def match_weights(
     Raises InputError if a key is unknown, has no parameter or another shape, or a parameter has no
     key; it names all of them at once.
     """
-    shapes = parameter_shapes(state, table)
-    missing = set(shapes)
+    shapes = {path: leaf.shape for path, leaf in flat_weights(state).items()}
+    missing = {path for path in shapes if _matches_any(path, table.within)}
     report = LoadReport({}, {}, [], [])
     problems = []
     for full_key, tensor in tensors.items():
@@ -120,10 +120,13 @@ def match_weights(
     return report
 
 
-def parameter_shapes(state: nnx.State, table: KeyTable) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters that a file must fill, by dotted path."""
-    shapes = {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
-    return {path: shape for path, shape in shapes.items() if _matches_any(path, table.within)}
+# A state and its values by dotted path, such as "decoder.image.kernel"
+
+
+def flat_weights(state: nnx.State) -> dict[str, Any]:
+    """Returns the values of a state by dotted path; of an abstract one, shapes and types."""
+    flat = nnx.to_flat_state(state)
+    return {".".join(map(str, path)): variable.get_value() for path, variable in flat}
 
 
 def put_weights(

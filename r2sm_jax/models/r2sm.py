@@ -11,8 +11,9 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
-from r2sm_jax.config import DECODER_HEAD, NO_HEAD, UNSURE_BELOW, ModelConfig
+from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 from r2sm_jax.models.classifier import Classifier
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear, build_abstract, freeze
@@ -50,31 +51,6 @@ class ImageFeatures(NamedTuple):
     """Pixel features at a quarter of that stride: masks are dot products of kernels with them."""
     classes: Float[Array, "b n _k"] | None = None
     """Probability of each class in each cell, where the model has a classifier."""
-
-
-class Calibration(NamedTuple):
-    """Numbers that are fitted to a trained model's answers (evaluation/calibration.py). The
-    defaults change nothing.
-
-    They are an argument of the model rather than a part of its weights: a checkpoint or an export
-    stores them as metadata, and refitting them neither copies weights nor compiles anything anew.
-    """
-
-    type_temperature: float | Float[Array, ""] = 1.0
-    """Divides the logit that a query asks for the amodal mask."""
-    iou_scale: float | Float[Array, ""] = 1.0
-    """Multiplies the logit of the predicted IoU."""
-    iou_shift: float | Float[Array, ""] = 0.0
-    """Is added to it then."""
-    presence_bias: float | Float[Array, ""] = 0.0
-    """Is added to the logit that a query has a target."""
-    mask_shift: float | Float[Array, ""] = 0.0
-    """Is added to `ModelConfig.mask_threshold`."""
-    unsure_below: float | Float[Array, ""] = UNSURE_BELOW
-    """Predicted IoUs below this are called unsure."""
-
-
-NOT_CALIBRATED = Calibration()
 
 
 class R2SMOutput(NamedTuple):
@@ -216,7 +192,7 @@ class R2SM(nnx.Module):
             presence = presence + jnp.where(is_fused, evidence[..., None], 0.0)
         # Around the threshold of training, for which the decoder predicts IoUs. So a fitted shift
         # of the threshold changes no score, and both are fitted to the same answers.
-        iou = calibrate_iou(decoded.iou, masks, calibration)
+        iou = calibration.iou(stable_iou(decoded.iou, masks))
         masks = masks - calibration.mask_shift
 
         if self.config.head == NO_HEAD:
@@ -326,13 +302,11 @@ class R2SM(nnx.Module):
         return jnp.where(image_mask[..., None], normalized, 0).astype(self.config.dtype)
 
 
-def calibrate_iou(
+def stable_iou(
     predicted: Float[Array, "b k q 2"],
     masks: Float[Array, "b k q 2 h w"],
-    calibration: Calibration,
 ) -> Float[Array, "b k q 2"]:
-    """Predicts the IoU of each mask: between the decoder's own prediction and the mask's stability,
-    calibrated.
+    """Predicts the IoU of each mask, between the decoder's own prediction and the mask's stability.
 
     A mask that hardly changes with its threshold is good: SAM's stability score
     (segment_anything/utils/amg.py), the IoU of the masks at the thresholds 1 and -1.
@@ -340,11 +314,9 @@ def calibrate_iou(
     smaller = (masks > 1).sum((-2, -1))
     larger = (masks > -1).sum((-2, -1))
     stability = smaller / jnp.maximum(larger, 1)
-    # Neither may be 0 or 1, where logits are infinite.
-    predicted_logit = jax.scipy.special.logit(jnp.clip(predicted, 0.001, 0.999))
-    stability_logit = jax.scipy.special.logit(jnp.clip(stability, 0.001, 0.999))
-    mean_logit = (predicted_logit + stability_logit) / 2
-    return jax.nn.sigmoid(calibration.iou_scale * mean_logit + calibration.iou_shift)
+    # The mean of both logits.
+    halves = Calibration(iou_scale=0.5, agreement_scale=0.5)
+    return halves.iou(predicted, stability)
 
 
 def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:

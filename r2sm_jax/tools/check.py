@@ -2,8 +2,8 @@
 
 import hashlib
 import sys
-from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from tyro.conf import Positional
@@ -70,7 +70,11 @@ def check_dataset(file: Path, images: Path | None) -> str:
     refuse(file, find_unusable(dataset))
 
     summary = summarize(dataset.truth_at(index) for index in range(len(dataset)))
-    for sentence in (*find_oddities(dataset), *summary.doubles(), *summary.warnings()):
+    if summary.num_ignored:
+        ignored = f"{summary.num_ignored} of {summary.num_objects} annotations"
+        warn(file, f"{ignored} are ignored (iscrowd or ignore)")
+    odd = summary.repetitions(), find_shared(dataset), summary.doubles(), summary.warnings()
+    for sentence in chain(*odd):
         warn(file, sentence)
     reason = summary.reason_for_nothing()
     only_lacks_queries = not summary.num_queries and summary.num_objects > summary.num_ignored
@@ -142,34 +146,8 @@ def find_unusable(dataset: Dataset) -> Iterator[str]:
                     yield f"annotation {instance.id}: its mask is empty; draw it or remove it"
 
 
-def find_oddities(dataset: Dataset) -> Iterator[str]:
-    """Yields what is there twice, or has two meanings, and pictures that other splits share."""
-    num_annotations, num_queries, num_repeated, num_ignored = 0, 0, 0, 0
-    ambiguous = []
-    for index in range(len(dataset)):
-        truth = dataset.truth_at(index)
-        num_annotations += len(truth.instances)
-        num_ignored += sum(instance.ignore for instance in truth.instances)
-
-        # One sentence about an image should have one meaning.
-        meanings: dict[str, Counter] = {}
-        for query in truth.queries:
-            sentence = " ".join(query.text.lower().split())
-            meaning = query.mask_type, frozenset(query.instance_ids)
-            meanings.setdefault(sentence, Counter())[meaning] += 1
-        num_queries += len(truth.queries)
-        num_repeated += sum(counts.total() - len(counts) for counts in meanings.values())
-        ambiguous += [s for s, counts in meanings.items() if len(counts) > 1]
-    if num_ignored:
-        yield f"{num_ignored} of {num_annotations} annotations are ignored (iscrowd or ignore)"
-    if num_repeated:
-        yield f"{num_repeated} of {num_queries} queries repeat another one of their image"
-    if ambiguous:
-        yield (
-            f"{len(ambiguous)} sentences have queries about one image that ask for different mask "
-            f"types or objects ({ambiguous[0]!r})"
-        )
-
+def find_shared(dataset: Dataset) -> Iterator[str]:
+    """Yields the pictures of a split that other splits of its folder have, too."""
     names = [image.file_name for image in dataset.images]
     for other in sorted(dataset.path.parent.glob("*.json")):
         # A folder may hold files that are no splits.

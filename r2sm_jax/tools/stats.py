@@ -4,74 +4,42 @@ Images of a dataset file are never opened.
 """
 
 import json
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional
 
 from r2sm_jax.config import DataConfig
-from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import ImageTruth, Source
-from r2sm_jax.errors import atomic_write, refuse_overwrite
-from r2sm_jax.query import keyword_mask_type
+from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.split_summary import SplitSummary, summarize
+from r2sm_jax.errors import atomic_write, refuse_overwrite, write_json
+from r2sm_jax.markdown import Table, print_markdown
 from r2sm_jax.sources import SourceSpec, open_split, stored_splits
 from r2sm_jax.synthetic.procedural import ProceduralSource
 
-FIGURES = (
-    *("images", "instances", "amodal_queries", "modal_queries", "all_queries"),  # of Table 1
-    *("images_without_query", "queries_without_target", "queries_of_several_instances"),
-    *("queries_against_keyword_rule", "instances_with_known_amodal", "occluded_instances"),
-    *("occluded_by_more_than_0.15", "ignore_regions"),
-)
 HIDDEN_RATE = 0.15
 """VRSP's reader of COCOA-cls counts an object as occluded from this rate on."""
 
 
-@dataclass
-class Statistics:
-    """The counts of one split, and the hidden share of each instance that is known as a whole."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    occlusion_rates: list[float] = field(default_factory=list)
-
-    def add_image(self, truth: ImageTruth) -> None:
-        """Counts the annotations of one image."""
-        counts = self.counts
-        counts["images"] += 1
-        counts["images_without_query"] += not truth.queries
-        for instance in truth.instances:
-            if instance.ignore:
-                counts["ignore_regions"] += 1
-                continue
-            counts["instances"] += 1
-            if instance.amodal is not None:
-                modal_area, amodal_area = masks.areas([instance.modal, instance.amodal])
-                rate = (amodal_area - modal_area) / max(1, amodal_area)
-                counts["instances_with_known_amodal"] += 1
-                counts["occluded_instances"] += rate > 0
-                counts["occluded_by_more_than_0.15"] += rate > HIDDEN_RATE
-                self.occlusion_rates.append(rate)
-
-        for query in truth.queries:
-            # A target that is named twice counts once, as in scoring.
-            num_targets = len(set(query.instance_ids))
-            counts["all_queries"] += 1
-            counts[f"{query.mask_type}_queries"] += 1
-            counts["queries_without_target"] += num_targets == 0
-            counts["queries_of_several_instances"] += num_targets > 1
-            counts["queries_against_keyword_rule"] += (
-                keyword_mask_type(query.text) != query.mask_type
-            )
-
-    def figures(self) -> dict[str, int]:
-        """The counts in the order of `FIGURES`."""
-        return {name: self.counts[name] for name in FIGURES}
+def figures_of(summary: SplitSummary) -> dict[str, int]:
+    """Returns the counts of a split, those of Table 1 first."""
+    return {
+        "images": summary.num_images,
+        "instances": summary.num_objects - summary.num_ignored,
+        "amodal_queries": summary.num_amodal,
+        "modal_queries": summary.num_queries - summary.num_amodal,
+        "all_queries": summary.num_queries,
+        "images_without_query": summary.num_without_query,
+        "queries_without_target": summary.num_queries - summary.num_with_targets,
+        "queries_of_several_instances": summary.num_of_several,
+        "queries_against_keyword_rule": summary.num_against_rule,
+        "instances_with_known_amodal": summary.num_complete,
+        "occluded_instances": summary.num_occluded,
+        "occluded_by_more_than_0.15": sum(s > HIDDEN_RATE for s in summary.hidden_shares),
+        "ignore_regions": summary.num_ignored,
+    }
 
 
 def stats(
@@ -98,21 +66,18 @@ def stats(
     """
     if out is not None:
         refuse_overwrite(out / "stats.json", overwrite)
-    of_splits: dict[str, Statistics] = {}
+    of_splits: dict[str, SplitSummary] = {}
     for split, source in _open_splits(data, splits, scenes).items():
-        statistics = Statistics()
-        for index in range(len(source)):  # the truth of one image is in memory at a time
-            statistics.add_image(source.truth_at(index))
-        of_splits[split] = statistics
+        # The truth of one image is in memory at a time.
+        of_splits[split] = summarize(source.truth_at(index) for index in range(len(source)))
 
-    report = {"splits": {split: counted.figures() for split, counted in of_splits.items()}}
+    report = {"splits": {split: figures_of(summary) for split, summary in of_splits.items()}}
     if as_json:
         print(json.dumps(report, indent=1))
     else:
         print_table(report["splits"])
     if out is not None:
-        with atomic_write(out / "stats.json") as part:
-            part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        write_json(out / "stats.json", report)
         with atomic_write(out / "stats.png") as part:
             draw(of_splits, part)
 
@@ -132,20 +97,20 @@ def _open_splits(data: str, splits: tuple[str, ...], num_scenes: int) -> dict[st
 
 def print_table(figures_of_splits: dict[str, dict[str, int]]) -> None:
     """Prints a row for each figure and a column for each split."""
-    table = Table("", *figures_of_splits)
-    for name in FIGURES:
+    rows = []
+    for name in next(iter(figures_of_splits.values())):
         counts = [f"{figures[name]:,}" for figures in figures_of_splits.values()]
-        table.add_row(name.replace("_", " "), *counts)
-    Console().print(table)
+        rows.append([name.replace("_", " "), *counts])
+    print_markdown("\n".join(Table("", ["", *figures_of_splits], rows).markdown()))
 
 
-def draw(of_splits: dict[str, Statistics], path: Path) -> None:
-    """Writes a PNG: a histogram of the occlusion rates of each split."""
+def draw(of_splits: dict[str, SplitSummary], path: Path) -> None:
+    """Writes a PNG: a histogram of the hidden shares of each split."""
     from matplotlib.figure import Figure  # takes seconds to import
 
     page = Figure(dpi=150, layout="constrained")
     axes = page.subplots()
-    rates = [statistics.occlusion_rates for statistics in of_splits.values()]
+    rates = [summary.hidden_shares for summary in of_splits.values()]
     axes.hist(rates, list(np.linspace(0, 1, 21)), label=list(of_splits))
     axes.set(title="How much of an instance is hidden", xlabel="occlusion rate")
     axes.legend()

@@ -7,7 +7,7 @@ run.
 Neither is a task of loop.py: nothing of so short a training is saved or resumed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from r2sm_jax.data.prepare import drop_tokens
 from r2sm_jax.data.target_words import is_named
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.models.mask_type_heads import LEARNED, TargetHead, member_logits
+from r2sm_jax.models.matching import flat_weights
 from r2sm_jax.query import Sentence
 from r2sm_jax.training.losses import type_loss
 from r2sm_jax.training.step import init_state, update
@@ -58,6 +59,21 @@ def pad_sentences(texts: TextStates, sentences: Sequence[str]) -> list[PaddedSen
             states, mask = texts([sentences[row] for row in rows.tolist()], length)
             groups.append(PaddedSentences(rows, states, mask))
     return groups
+
+
+def draw_batches(
+    groups: Sequence[PaddedSentences], num_steps: int, seed: int
+) -> Iterator[PaddedSentences]:
+    """Yields random batches of sentences, with some tokens hidden. A batch has one padded length;
+    each group gives as many as it has sentences."""
+    rng = np.random.default_rng(seed)
+    sizes = np.array([len(group.rows) for group in groups])
+    for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
+        group = groups[i]
+        chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
+        # The default share: a head that is trained alone belongs to no run with a configuration.
+        mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
+        yield PaddedSentences(group.rows[chosen], group.states[chosen], mask)
 
 
 class TrainedHead(NamedTuple):
@@ -103,16 +119,9 @@ def train_head(
     num_layers, text_dim = groups[0].states.shape[-2:]
     graphdef, params = nnx.split(LEARNED[name](text_dim, num_layers, rngs=nnx.Rngs(seed)))
     state = init_state(params, optimizer)
-    rng = np.random.default_rng(seed)
-    sizes = np.array([len(group.rows) for group in groups])
-    # A batch has one padded length.
-    for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
-        group = groups[i]
-        chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
-        # The default share: a head that is trained alone belongs to no run with a configuration.
-        mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
-        labels = is_amodal[group.rows[chosen]]
-        grads = _type_gradient(graphdef, state.params, group.states[chosen], mask, labels)
+    for batch in draw_batches(groups, num_steps, seed):
+        labels = is_amodal[batch.rows]
+        grads = _type_gradient(graphdef, state.params, batch.states, batch.mask, labels)
         state = _update(state, grads, optimizer, 0.0)
     return TrainedHead(graphdef, state.params)
 
@@ -136,20 +145,14 @@ def train_target_head(
     num_steps = min(MAX_TARGET_STEPS, TARGET_ROUNDS * len(known) // BATCH_SIZE + 1)
     optimizer = optax.adamw(optax.cosine_decay_schedule(TARGET_RATE, num_steps))
     state = init_state(params, optimizer)
-    rng = np.random.default_rng(seed)
-    sizes = np.array([len(group.rows) for group in groups])
-    for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
-        group = groups[i]
-        chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
-        named = np.zeros_like(group.mask[chosen])
-        for row, number in enumerate(group.rows[chosen]):
+    for batch in draw_batches(groups, num_steps, seed):
+        named = np.zeros_like(batch.mask)
+        for row, number in enumerate(batch.rows):
             label = labels[number][: named.shape[1]]
             named[row, : len(label)] = label
-        mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
-        grads = _target_gradient(graphdef, state.params, group.states[chosen], mask, named)
+        grads = _target_gradient(graphdef, state.params, batch.states, batch.mask, named)
         state = _update(state, grads, optimizer, 0.0)
-    flat = nnx.to_flat_state(state.params)
-    return {".".join(("target_head", *map(str, path))): leaf[...] for path, leaf in flat}
+    return {f"target_head.{path}": value for path, value in flat_weights(state.params).items()}
 
 
 @partial(jax.jit, static_argnums=0)

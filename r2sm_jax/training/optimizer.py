@@ -27,9 +27,6 @@ and 1 end between 0.33 and 1.65."""
 def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> optax.Schedule:
     """Builds a linear warm-up to `peak`, then a fall to zero after the last step, linearly or along
     a cosine (`OptimizerConfig.decay`)."""
-    if decay == "cosine_from_zero":
-        warmup = min(warmup, steps // 10 + 1, steps - 1)
-        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
     # A short run would otherwise end before its warm-up.
     warmup = min(warmup, max(1, steps // 5))
     # The first step has a rate above 0, since a step at rate 0 would be lost.

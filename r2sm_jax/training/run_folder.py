@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from orbax import checkpoint as ocp
@@ -31,8 +30,9 @@ from tensorboardX import SummaryWriter
 import r2sm_jax
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import FORMAT_VERSION, Config, DistributedConfig, LoopConfig
-from r2sm_jax.errors import InputError, atomic_write, load_json
+from r2sm_jax.errors import InputError, atomic_write, load_json, write_json
 from r2sm_jax.models.hub import read_tensors
+from r2sm_jax.models.matching import flat_weights
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.training.processes import is_main_process, run_on_main
 
@@ -239,12 +239,6 @@ def point_latest(folder: Path) -> None:
         link.replace(LATEST)
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Writes a JSON file as a whole. Raises InputError if it cannot be written."""
-    with atomic_write(path) as part:
-        part.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-
-
 def write_model(folder: Path, part: str, weights: nnx.State, stored: Mapping[str, Any]) -> None:
     """Writes the weights of a run, and what belongs to them into its `config.json`.
 
@@ -253,9 +247,8 @@ def write_model(folder: Path, part: str, weights: nnx.State, stored: Mapping[str
         stored: entries of config.json.
     """
     prefix = "" if part == "segmenter" else f"{part}."
-    tensors = {}
-    for path, value in nnx.to_flat_state(weights):
-        tensors[prefix + ".".join(map(str, path))] = np.asarray(value[...])
+    values = jax.device_get(flat_weights(weights))
+    tensors = {prefix + path: value for path, value in values.items()}
     with atomic_write(folder / WEIGHTS) as file:
         # Not save_file(), whose file nobody else may read.
         file.write_bytes(save(tensors, {"format": "np"}))
