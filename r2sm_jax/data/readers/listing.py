@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.dataset import NO_NAME
 from r2sm_jax.data.images import images_below
+from r2sm_jax.data.mask_reader import holds_mask
 from r2sm_jax.data.validation import (
     LISTS,
     MASKS,
@@ -342,7 +342,7 @@ def _choose_dialect(listing: Listing, options: COCOOptions) -> Dialect:
     for annotation in annotations:
         for name, value in annotation.items():
             may_hold = name not in known and _begins(value, b"{[")
-            if may_hold and masks.holds_mask(msgspec.json.decode(value)):
+            if may_hold and holds_mask(msgspec.json.decode(value)):
                 raise InputError(
                     f"{path}: {name} of annotation {shown(annotation, 'id')} holds a mask, too, "
                     "and may be what shows; name it with --visible-field or --amodal-field of data "
