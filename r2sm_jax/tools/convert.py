@@ -37,6 +37,7 @@ from r2sm_jax.data.readers.referring import (
     read_reasonseg,
     read_refcoco,
 )
+from r2sm_jax.data.readers.yolo import read_yolo
 from r2sm_jax.data.split_summary import review
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
@@ -260,6 +261,16 @@ def r2sm(
     convert(files, "r2sm", read, info={**info, "queries": names})
 
 
+def yolo(files: Files, template: TemplateOptions, split: str = "train") -> None:
+    """YOLO's segmentation labels: data.yaml, and a text file an image; visible masks.
+
+    Args:
+        split: The split to take: train, val or test.
+    """
+    file = only_source(files)
+    convert(files, "yolo", lambda found: read_yolo(file, files.images, split, found), template)
+
+
 def only_source(files: Files) -> Path:
     """The one file to read. Raises InputError if there is another number of them."""
     if len(files.sources) != 1:
@@ -294,6 +305,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     "lisa++": lisa_plus_plus,
     "refcoco": refcoco,
     "r2sm": r2sm,
+    "yolo": yolo,
     "corrected": corrected,
 }
 """The command of each format by its name."""
