@@ -247,20 +247,19 @@ class Prediction:
     def objects(self) -> list[tuple[float, Mask, Mask]]:
         """Returns the score and both masks of each object of the answer.
 
-        Where all slots are empty these are the separate parts of the complete mask; one that is
-        much smaller than the largest belongs to it.
+        Words find several things of a kind in one slot: there the separate parts of a complete mask
+        are objects. At a place there is one object.
         """
-        if self.instances:
-            return [(one.confidence, one.modal, one.amodal) for one in self.instances]
-        parts, _ = label(self.amodal)
-        areas = np.bincount(parts.ravel())[1:]
-        # `label` counts from 1.
-        numbers = 1 + np.flatnonzero(areas >= MIN_PART * areas.max(initial=0))
-        found = [parts == number for number in numbers]
-        if found:
-            found[0] |= self.amodal & ~np.isin(parts, numbers)
-        score = self.presence * (1.0 if self.score is None else self.score)
-        return [(score, self.modal & part, part) for part in found]
+        found = [(one.confidence, one.modal, one.amodal) for one in self.instances]
+        if not found:
+            found = [(self.presence * (self.score or 0.0), self.modal, self.amodal)]
+        is_of_words = self.has_both_masks and self.hidden_probability is None
+        return [
+            (score, modal & part, part)
+            for score, modal, amodal in found
+            for part in (separate_parts(amodal) if is_of_words else [amodal])
+            if part.any()
+        ]
 
     def to_instances(self) -> list[Instance[RLE]]:
         """Returns the objects of the answer as annotations of a dataset file, without ids.
@@ -320,6 +319,19 @@ class Prediction:
             share = masks.occlude_rate(self.modal, self.amodal)
             parts.append(f"{share:.0%} hidden{by}")
         return ", ".join(parts)
+
+
+def separate_parts(mask: Mask) -> list[Mask]:
+    """Returns the connected parts of a mask `[H W]`, the largest first. It has those that are much
+    smaller, which are no objects."""
+    labels, _ = label(mask)
+    areas = np.bincount(labels.ravel())
+    areas[0] = 0  # of the background
+    numbers = [n for n in np.argsort(-areas) if areas[n] > MIN_PART * areas.max()]
+    parts = [labels == number for number in numbers]
+    if parts:
+        parts[0] = mask & ~np.isin(labels, numbers[1:])
+    return parts
 
 
 def to_supervision(predictions: Iterable[Prediction]) -> Any:

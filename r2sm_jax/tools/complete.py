@@ -137,7 +137,8 @@ def complete(
     finished.remove(files)
 
     annotations = records["annotations"]
-    rates = [a["occlude_rate"] for a in annotations if COMPLETED_BY in a and "score" in a]
+    drawn = [a for a in annotations if COMPLETED_BY in a and "score" in a and not a["iscrowd"]]
+    rates = [annotation["occlude_rate"] for annotation in drawn]
     hidden = [rate for rate in rates if rate >= HIDDEN_FROM]
     num_kept = sum(is_of_people(i) for truth in completed for i in truth.instances)
     num_others = len(annotations) - len(rates) - num_kept

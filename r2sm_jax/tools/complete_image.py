@@ -69,8 +69,8 @@ def complete_image(
     for instance, completion in zip(objects, completions, strict=True):
         amodal = masks.encode(completion.mask)
         fields = dict(instance.fields)
-        # In a draft it is the machine's own.
-        if "score" in fields and COMPLETED_BY not in fields:
+        # In a draft, which says what hides what, it is the completer's own.
+        if "score" in fields and "occluded_by" not in fields:
             fields["source_score"] = fields["score"]
         fields |= {
             COMPLETED_BY: completed_by(model, instance.modal, amodal),
