@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from r2sm_jax.errors import InputError as InputError
     from r2sm_jax.inference.decision import Decision as Decision
-    from r2sm_jax.inference.prediction import Prediction as Prediction
+    from r2sm_jax.inference.prediction import (
+        Prediction as Prediction,
+        to_supervision as to_supervision,
+    )
     from r2sm_jax.inference.predictor import Predictor as Predictor
 
 __version__ = "0.1.0"
@@ -17,12 +20,13 @@ MODULES = {
     "Decision": "inference.decision",
     "Prediction": "inference.prediction",
     "Predictor": "inference.predictor",
+    "to_supervision": "inference.prediction",
 }
-"""Where the classes are that callers name, below this package."""
+"""Where the names are that callers use, below this package."""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a class when it is asked for, so that `import r2sm_jax` loads no JAX."""
+    """Imports a name when it is asked for, so that `import r2sm_jax` loads no JAX."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)

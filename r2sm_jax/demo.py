@@ -23,7 +23,7 @@ if __name__ == "__main__":
 import numpy as np
 from PIL import Image, ImageDraw
 
-from r2sm_jax.data.masks import INVERTED, covers_corners, read_file
+from r2sm_jax.data.mask_reader import INVERTED, covers_corners, read_mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import enable_compilation_cache, load
 from r2sm_jax.inference.predictor import Photo, Predictor
@@ -107,7 +107,7 @@ class Page:
         """
         photo = self.photo(visit)
         assert visit is not None
-        mask = read_file(Path(mask_file), photo.size) if mask_file else None
+        mask = read_mask(Path(mask_file), photo.size, "the mask") if mask_file else None
         corners = np.array([(x, y) for x, y, kind in visit.clicks if kind == CORNER])
         box = (*corners.min(0), *corners.max(0)) if len(corners) == 2 else None
         points = [(x, y, kind == ON) for x, y, kind in visit.clicks if kind != CORNER]

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     check_flags(PredictConfig)
 
 
-from r2sm_jax.data.masks import INVERTED, covers_corners, read_file, read_union
+from r2sm_jax.data.mask_reader import INVERTED, covers_corners, read_mask, read_union
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.decision import check_abstain
 from r2sm_jax.inference.load import enable_compilation_cache, load
@@ -46,7 +46,7 @@ def predict_one(args: PredictConfig) -> None:
     size = image.shape[:2]
     given: dict[str, Any] = {}
     if args.mask is not None:
-        mask = read_file(Path(args.mask), size)
+        mask = read_mask(Path(args.mask), size, args.mask)
         if covers_corners(mask):
             warnings.warn(f"{args.mask}: {INVERTED}", stacklevel=1)
         given["masks"] = [mask]
@@ -60,7 +60,7 @@ def predict_one(args: PredictConfig) -> None:
     query = args.query[0] if args.query else None
     read_requests([query], size, args.mask_type, **given)
     if args.others is not None:
-        given["others"] = [read_union(Path(args.others), size)]
+        given["others"] = [read_union(Path(args.others), size, args.others)]
 
     predictor = load(args.run, matmul_precision=args.matmul_precision).predictor
     predictor.set_image(image)

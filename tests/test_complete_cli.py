@@ -1,5 +1,6 @@
 """`data complete`: files and folders of visible masks become a dataset with complete ones."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -17,7 +18,8 @@ from r2sm_jax.data.dataset import read_json
 from r2sm_jax.inference import load
 from r2sm_jax.inference.crop_models import MaskCompleter, Outline
 from r2sm_jax.models.crop_unet import make_completer
-from r2sm_jax.tools.complete import find_occluders
+from r2sm_jax.tools import complete
+from r2sm_jax.tools.complete_image import complete_image, find_occluders
 
 SIZE = HEIGHT, WIDTH = 60, 80
 CONFIG = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
@@ -120,6 +122,146 @@ def test_an_instances_file_keeps_its_ids_and_gets_complete_masks(place, command,
 
     dataset = read_json(Path("out.json"), "photos")
     assert [len(dataset[index].instances) for index in range(2)] == [3, 1]
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt(), OSError(errno.ENOSPC, "disk is full")])
+def test_a_call_that_ended_goes_on_where_it_stopped(how, place, command, monkeypatch):
+    """With a full disk, the image at hand is lost, and no more; the draft is as if nothing had
+    happened, and what was kept for it is gone."""
+    write("coco.json", instances())
+    assert command(main, "complete", "coco.json", *FLAGS).code == 0
+    whole = Path("out.json").read_bytes()
+    Path("out.json").unlink()
+    done = []
+
+    def draw(parts, pixels, truth, model):
+        done.append(truth.image_id)
+        return complete_image(parts, pixels, truth, model)
+
+    def fail(*args, **kwargs):
+        raise how
+
+    monkeypatch.setattr(complete, "complete_image", draw)
+    with monkeypatch.context() as patch:
+        write_text = Path.write_text
+        patch.setattr(
+            Path, "write_text", lambda path, *a: (fail if done[1:] else write_text)(path, *a)
+        )
+        end = command(main, "complete", "coco.json", *FLAGS)
+    assert end.code == (130 if isinstance(how, KeyboardInterrupt) else 2), end.err
+    assert "disk is full" in end.err or end.code == 130
+    assert done == [7, 8] and not Path("out.json").exists()
+
+    end = command(main, "complete", "coco.json", *FLAGS)
+    assert end.code == 0 and "1 of the images were finished by an earlier call" in end.out, end.err
+    assert done == [7, 8, 8] and Path("out.json").read_bytes() == whole
+    assert not Path("out.json.images").exists()
+
+
+def test_what_is_finished_is_of_one_model_photo_and_annotation(place, command, monkeypatch):
+    """And it stays while the file of the draft cannot be written, since another call did."""
+    write("coco.json", instances())
+    drawn = []
+
+    def draw(parts, pixels, truth, model):
+        drawn.append(truth.image_id)
+        if len(drawn) == 2:
+            Path("out.json").write_text("of another call")
+        return complete_image(parts, pixels, truth, model)
+
+    monkeypatch.setattr(complete, "complete_image", draw)
+    end = command(main, "complete", "coco.json", *FLAGS)
+    assert end.code == 2 and Path("out.json").read_text() == "of another call", end.err
+    assert len(list(Path("out.json.images").iterdir())) == 2
+
+    Image.fromarray(PIXELS[1] // 2).save("photos/000000000002.png")
+    end = command(main, "complete", "coco.json", *FLAGS, "--overwrite")
+    assert end.code == 0 and drawn == [7, 8, 8], end.err
+
+
+@pytest.mark.parametrize("is_polygons", [False, True])
+def test_what_people_changed_in_a_draft_stays(is_polygons, place, command):
+    """The draft says which masks are the machine's; an object that people added is completed."""
+    source = instances()
+    source["annotations"][1]["segmentation"] = polygon(30, 20, 60, 50)
+    again = flags(out="again.json")
+    more = ["--polygons"] if is_polygons else []
+    assert command(main, "complete", write("coco.json", source), *FLAGS, *more).code == 0
+    draft = json.loads(Path("out.json").read_text())
+    by_id = {annotation["id"]: annotation for annotation in draft["annotations"]}
+    assert "completed_by" not in by_id[40]  # it is a crowd
+    assert isinstance(by_id[31]["segmentation"], list) == is_polygons
+    assert by_id[31]["completed_by"]["model"] == "completer"
+    by_id[31]["segmentation"] = polygon(10, 10, 50, 44)
+    added = {"id": 60, "image_id": 7, "category_id": 5, "segmentation": polygon(0, 50, 9, 60)}
+    draft["annotations"].append(added)
+    del draft["annotations"][1]  # of which another one says that it hides it
+    by_id[31]["occluded_by"] = [12]
+
+    end = command(main, "complete", write("draft.json", draft), *FLAGS, "--overwrite")
+    assert end.code == 0 and "1 complete masks that people drew or changed are kept" in end.out
+    changed, new = completed_by_id()[31], completed_by_id()[60]
+    np.testing.assert_array_equal(masks.decode(changed["segmentation"]), rectangle(10, 10, 50, 44))
+    if is_polygons:  # which have another edge
+        assert masks.same_but_edge(changed["visible_mask"], masks.encode(MUG))
+    else:
+        np.testing.assert_array_equal(masks.decode(changed["visible_mask"]), MUG)
+    assert changed["occluded_by"] == [] and "score" not in changed and "completed_by" in new
+    # Once more: it is still theirs.
+    end = command(main, "complete", "out.json", *again)
+    assert "1 complete masks that people drew or changed are kept" in end.out, end.err
+
+
+def test_a_draft_that_lost_its_visible_masks_is_no_file_of_visible_masks(place, refused, command):
+    assert command(main, "complete", write("coco.json", instances()), *FLAGS).code == 0
+    draft = json.loads(Path("out.json").read_text())
+    for annotation in draft["annotations"]:
+        for name in ("visible_mask", "invisible_mask", "occlude_rate"):
+            annotation.pop(name, None)
+    write("lost.json", draft)
+    for words in (["complete", "lost.json", *flags(out="b.json")], ["check", "lost.json"]):
+        end = command(main, *words)
+        assert end.code == 2 and "convert corrected FILE --over DRAFT" in end.err, words
+
+
+def test_boxes_know_what_is_before_them_and_bare_ones_go(place, command, completer, monkeypatch):
+    """Of two outlines the one that lies in the other is in front, a given mask always; nothing is
+    found in the third box."""
+    seen = {(10, 10): rectangle(10, 10, 50, 50), (30, 30): rectangle(30, 30, 55, 40)}
+
+    def outline(pixels, prompts):
+        x0, y0, *_ = map(int, prompts[0].box)
+        return [Outline(seen.get((x0, y0), rectangle(0, 0, 0, 0)), 0.7)]
+
+    parts = {"completer": completer, "outliner": outline}
+    monkeypatch.setattr(load, "load_part", lambda model, part: parts[part])
+    boxes = [[10, 10, 40, 40], [30, 30, 25, 10], [60, 50, 9, 9]]
+    entries = [{"image_id": 1, "category_id": 3, "score": 0.9, "bbox": box} for box in boxes]
+    given = rectangle(10, 10, 14, 20)
+    entries.append({"image_id": 1, "category_id": 3, "segmentation": masks.encode(given)})
+    end = command(main, "complete", write("results.json", entries), *FLAGS)
+    assert end.code == 0 and "1 boxes have no annotation" in end.out, end.err
+    by_id = completed_by_id()
+    assert by_id.keys() == {1, 2, 4}
+    dog = seen[10, 10] & ~seen[30, 30] & ~given
+    np.testing.assert_array_equal(masks.decode(by_id[1]["visible_mask"]), dog)
+    np.testing.assert_array_equal(masks.decode(by_id[2]["visible_mask"]), seen[30, 30])
+    assert [by_id[number].get("source_bbox") for number in (1, 2, 4)] == [*boxes[:2], None]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [({"info": "of a tool"}, ""), ({"note": "\ud800"}, "coco.json: a text in it holds half")],
+)
+def test_what_cannot_be_written_is_told_before_the_work(content, said, place, command, monkeypatch):
+    def draw(*args):
+        raise AssertionError("this is work")
+
+    write("coco.json", instances() | content)
+    if said:
+        monkeypatch.setattr(complete, "complete_image", draw)
+    end = command(main, "complete", "coco.json", *FLAGS)
+    assert end.code == (2 if said else 0) and said in end.err, end.err
 
 
 def test_sizes_of_images_may_be_missing(place, command):

@@ -32,6 +32,7 @@ COMMANDS = [
 ]
 EXCEPTIONS = {
     "tools.complete": ["inference"],  # loads a completer when it runs
+    "tools.complete_image": ["inference"],  # is given one
 }
 MAX_IMPORTS = 14  # modules of the package that a file imports; commands may need more
 

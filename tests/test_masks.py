@@ -10,6 +10,7 @@ from PIL import Image
 from pycocotools import mask as coco
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.mask_reader import from_pixels, levels, read_mask
 from r2sm_jax.errors import InputError
 
 any_mask = arrays.arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40)))
@@ -163,10 +164,11 @@ def pixels(*values: float) -> np.ndarray:
         (pixels(0, 65_535, 300), pixels(0, 1, 0)),
         (pixels(0, 2, 98) / 100, pixels(0, 0, 1)),
         (pixels(255, 255), pixels(1, 1)),
+        (pixels(0, 0, 9, 60, 130, 200, 230, 238, *[243] * 5), pixels(*[0] * 4, *[1] * 9)),
     ],
 )
 def test_pixels_of_a_mask(values, mask_values):
-    assert (masks.from_pixels(values) == mask_values).all()
+    assert (from_pixels(values) == mask_values).all()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +177,9 @@ def test_pixels_of_a_mask(values, mask_values):
         (pixels(0, 1, 2), "holds 3 values"),
         (pixels(0, 1, 15, 20, 255), "labels up to 20 and a border of 255"),
         (pixels(0, 60, 100, 150, 255), "neither black nor white"),
+        (pixels(20, 20), "it is 20 everywhere"),
+        (pixels(0, 100, 200), "holds 3 values"),
+        (pixels(*range(0, 250, 25)), "neither black nor white"),
         (pixels(230, 255), "never fall to 0, the lowest is 230"),
         (pixels(-3, 4) / 1.0, "no probabilities"),
         (pixels(0, 1) * np.nan, "no probabilities"),
@@ -182,7 +187,7 @@ def test_pixels_of_a_mask(values, mask_values):
 )
 def test_pixels_that_are_no_mask(values, reason):
     with pytest.raises(ValueError, match=reason):
-        masks.from_pixels(values)
+        from_pixels(values)
 
 
 LABELS = np.array([[0, 1], [2, 0]], np.uint8)
@@ -204,7 +209,7 @@ LABELS = np.array([[0, 1], [2, 0]], np.uint8)
 def test_palettes_count_by_colour_and_labels_in_colours_stay_apart(palette, shown):
     image = Image.fromarray(LABELS).convert("P")
     image.putpalette(palette)
-    assert masks.levels(image).tolist() == shown
+    assert levels(image).tolist() == shown
 
 
 @pytest.mark.parametrize("colour", [0, 100, 255])
@@ -213,7 +218,7 @@ def test_the_transparency_is_the_mask_where_it_varies(colour, tmp_path):
     drawn[..., 3] = 0
     drawn[1:3, 2:5, 3] = 255
     Image.fromarray(drawn).save(tmp_path / "m.png")
-    np.testing.assert_array_equal(masks.read_file(tmp_path / "m.png", (4, 6)), drawn[..., 3] > 0)
+    np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (4, 6), "m"), drawn[..., 3] > 0)
 
 
 def test_files_of_masks(tmp_path):
@@ -221,14 +226,14 @@ def test_files_of_masks(tmp_path):
     photo[0, 0] = 255
     Image.fromarray(photo).save(tmp_path / "photo.png")
     (tmp_path / "m.json").write_text(json.dumps({"segmentation": [[1, 1, 4, 1, 4, 3, 1, 3]]}))
-    assert masks.area(masks.read_file(tmp_path / "m.json", (4, 6))) == 6
+    assert masks.area(read_mask(tmp_path / "m.json", (4, 6), "m")) == 6
     for name, size, reason in (
         ("photo.png", (4, 6), "neither black nor white"),
-        ("photo.png", (6, 4), "4 x 6, but its image is 6 x 4"),
+        ("photo.png", (6, 4), "4, 6., its image.s .6, 4.; it seems to be turned"),
         ("lost.png", (4, 6), "No such file"),
     ):
         with pytest.raises(InputError, match=f"{name}.*{reason}"):
-            masks.read_file(tmp_path / name, size)
+            read_mask(tmp_path / name, size, name)
 
 
 def test_areas_of_any_number_of_masks():

@@ -337,7 +337,7 @@ def test_an_empty_file_is_no_list_of_predictions(tmp_path, refused):
 @pytest.mark.parametrize(
     ("name", "size", "words"),
     [
-        ("1.png", (6, 5), "its image is 24 x 32"),
+        ("1.png", (6, 5), "its image's [24, 32]"),
         ("first.png", (WIDTH, HEIGHT), "no such query"),
         ("02.png", (WIDTH, HEIGHT), "another file answers it"),
     ],

@@ -1,13 +1,17 @@
 """What a caller gives about an object: masks in many layouts, boxes, clicks; and refusals."""
 
+import json
+
 import numpy as np
 import pytest
 from conftest import BOX, MUG, SIZE
+from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.mask_reader import read_mask, read_union
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import innermost_pixel
-from r2sm_jax.inference.prompts import Request, read_mask, read_requests
+from r2sm_jax.inference.prompts import Request, read_requests
 from r2sm_jax.query import MAX_CLICKS, Click, Prompt
 
 POINT = (10, 20)
@@ -40,6 +44,25 @@ def uncompressed(mask: np.ndarray) -> dict:
 )
 def test_a_mask_is_read_in_every_layout(value):
     np.testing.assert_array_equal(read_mask(value, SIZE, "it"), MUG)
+
+
+def test_files_are_read_as_what_they_hold_is(tmp_path):
+    """By all callers: a mask, a list of masks, and their union."""
+    Image.fromarray(MUG).save(tmp_path / "mug.png")
+    for name, value in (
+        ("rle", masks.encode(MUG)),
+        ("annotation", {"segmentation": masks.encode(BOX)}),
+        ("list", [masks.encode(MUG), {"segmentation": masks.encode(BOX)}]),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    for name in ("mug.png", "rle.json"):
+        np.testing.assert_array_equal(read_mask(tmp_path / name, SIZE, "it"), MUG)
+        np.testing.assert_array_equal(read_union(str(tmp_path / name), SIZE, "it"), MUG)
+    both = [tmp_path / "mug.png", tmp_path / "annotation.json"]
+    for values in (both, tmp_path / "list.json"):
+        np.testing.assert_array_equal(read_union(values, SIZE, "it"), MUG | BOX)
+    (request,) = read_requests("the mug", SIZE, masks=[tmp_path / "mug.png"])
+    np.testing.assert_array_equal(request.place, MUG)
 
 
 def test_tensors_of_torch_are_masks():
@@ -111,7 +134,7 @@ def test_what_is_given_for_a_single_query_needs_no_list_around_it(given):
         ({"masks": [MUG.T]}, "turned"),
         ({"masks": [np.stack([MUG, BOX])]}, r"\[2, 60, 80\]"),
         ({"masks": [10 * MUG - 5.0]}, "no probabilities"),
-        ({"masks": ["cat.png"]}, "shape"),
+        ({"masks": ["cat.png"]}, "No such file"),
         ({"masks": [{"size": [60, 80]}]}, "counts"),
         (
             {"masks": [{"segmentation": masks.encode(MUG), "i_segm": masks.encode(BOX)}]},

@@ -1,5 +1,5 @@
 """The benchmark tool-box: `python -m r2sm_jax.data
-convert|check|stats|show|queries|build|compose|cutouts|complete`."""
+convert|check|stats|show|queries|build|compose|cutouts|complete|labels`."""
 
 import sys
 from pathlib import Path
@@ -15,6 +15,7 @@ from r2sm_jax.tools.check import check
 from r2sm_jax.tools.complete import complete
 from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.convert import FORMATS
+from r2sm_jax.tools.labels import labels
 from r2sm_jax.tools.queries import parse, requests, template
 from r2sm_jax.tools.show import show
 from r2sm_jax.tools.stats import stats
@@ -62,7 +63,7 @@ def main() -> None:
 
     app = SubcommandApp()
     app.command(convert, name="convert")
-    for command in (check, stats, show, build, compose, cutouts, complete):
+    for command in (check, stats, show, build, compose, cutouts, complete, labels):
         app.command(command)
     app.command(queries, name="queries")
     refuse_repeated(sys.argv[1:])

@@ -29,7 +29,15 @@ from r2sm_jax.data.images import (
     open_annotated,
 )
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.validation import Annotation, File, Image, Query as QueryRecord, parse
+from r2sm_jax.data.validation import (
+    COMPLETED_BY,
+    MASKS,
+    Annotation,
+    File,
+    Image,
+    Query as QueryRecord,
+    parse,
+)
 from r2sm_jax.errors import InputError, atomic_write, read_bytes
 from r2sm_jax.query import Query
 
@@ -417,12 +425,18 @@ def write(
     categories: Mapping[str, Mapping[str, Any]] | None = None,
     overwrite: bool = False,
     other: Mapping[str, Any] | None = None,
+    polygons: bool = False,
 ) -> dict[str, Any]:
     """Writes a dataset file, all or nothing, and returns its records, as `to_records`.
 
-    `other` is what it holds beside them, such as `licenses`. Raises InputError as `write_records`.
+    `other` is what it holds beside them, such as `licenses`. `polygons`: masks are
+    polygons. Raises InputError as `write_records`.
     """
     records = {**(other or {}), **to_records(truths, info, categories)}
+    if polygons:
+        sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
+        for record in records["annotations"]:
+            draw_polygons(record, sizes[record["image_id"]])
     write_records(path, records, overwrite)
     return records
 
@@ -433,9 +447,20 @@ def write_records(path: Path, records: Mapping[str, Any], overwrite: bool = Fals
     Raises InputError for records that `read_json` would refuse, a folder that cannot be written to,
     and a file that exists, unless `overwrite`.
     """
-    parse(path, json.dumps(records).encode())
+    content = encode_records(path, records)
     with atomic_write(path, overwrite) as part:
-        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.write_bytes(content)
+
+
+def encode_records(path: Path, records: Mapping[str, Any]) -> bytes:
+    """The content of a dataset file. Raises InputError for records that `read_json` would
+    refuse."""
+    try:
+        content = json.dumps(records, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise InputError(f"{path}: a text in it holds half of a character; {error}") from error
+    parse(path, content)
+    return content
 
 
 def with_distinct_ids(truths: Iterable[ImageTruth]) -> list[ImageTruth]:
@@ -527,6 +552,9 @@ def to_records(
             record = dict(instance.fields)
             record |= {"id": instance.id, **of_image, "category_id": category_id}
             record |= masks.mask_fields(instance.modal, instance.amodal)
+            if COMPLETED_BY in record:
+                # So that what shows stays known when the complete mask is corrected.
+                record.setdefault("visible_mask", instance.modal)
             if instance.ignore:
                 record |= {"ignore": True, "iscrowd": 1}
                 # COCO's own evaluation leaves crowds out, and needs their masks for that.
@@ -547,6 +575,27 @@ def to_records(
         "queries": queries,
         "info": dict(info or {}),
     }
+
+
+def completed_by(model: str, modal: RLE, amodal: RLE) -> dict[str, str]:
+    """Says that a model drew a complete mask, and of which visible one."""
+    hashes = {"visible_mask": masks.digest(modal), "segmentation": masks.digest(amodal)}
+    return {"model": model, **hashes}
+
+
+def draw_polygons(record: dict[str, Any], size: tuple[int, int]) -> None:
+    """Turns the masks of an annotation into polygons, but for those of crowds, which COCO stores as
+    RLEs."""
+    if record["iscrowd"]:
+        return
+    stated = record.get(COMPLETED_BY)
+    drawn = {name: masks.as_polygons(record[name]) for name in MASKS if record.get(name)}
+    if stated and stated.get("segmentation") == masks.digest(record["segmentation"]):
+        # It is the machine's, and so are the polygons.
+        amodal, modal = (masks.compressed(drawn[name], *size) for name in MASKS)
+        both = masks.merge([amodal, modal], *size)
+        record[COMPLETED_BY] = completed_by(stated["model"], modal, both)
+    record |= drawn
 
 
 def query_record(image_id: int, query: Query) -> dict[str, Any]:

@@ -6,19 +6,17 @@ hand-made files and COCO's crowds). Here, "a compressed RLE" is one with a strin
 was checked or made by this module.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import contourpy
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from PIL import Image
 from pycocotools import mask as pycocotools_mask
-
-from r2sm_jax.data import images
-from r2sm_jax.errors import InputError, load_json
+from scipy.ndimage import binary_erosion
+from scipy.spatial import KDTree
 
 coco: Any = pycocotools_mask  # its type stubs do not cover compressed RLEs
 RLE = Mapping[str, Any]
@@ -30,9 +28,6 @@ MAX_COORDINATE = 100_000
 edge."""
 MIN_SIDE_FOR_SHARES = 8
 """In smaller images a polygon inside of one pixel may have coordinates from 0 to 1."""
-MAX_GREY_LEVELS = 80
-"""Labels of objects are small numbers (this leaves room for more than VOC's 20), while the soft
-edge of a mask reaches higher."""
 MAX_AREAS = 255
 """RLEs that `coco.area` takes in one call; more overflow its counter (pycocotools 2.0.11)."""
 MOST_PARTS = 4
@@ -185,137 +180,6 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
     return np.ascontiguousarray(expand(compressed(segmentation, height, width)))
 
 
-def of_annotation(annotation: Mapping[str, Any]) -> Any:
-    """Returns the `segmentation` of an annotation. Raises ValueError if it has another mask, too,
-    since the complete one may be taken for what shows."""
-    for name, value in annotation.items():
-        if name != "segmentation" and holds_mask(value):
-            raise ValueError(f"{name} holds a mask, too; give the visible one alone")
-    return annotation["segmentation"]
-
-
-def holds_mask(value: Any) -> bool:
-    """Whether the field of an annotation holds a mask: an RLE, or polygons."""
-    if isinstance(value, dict):
-        return "counts" in value
-    return isinstance(value, list) and any(isinstance(v, list) and len(v) >= 6 for v in value)
-
-
-INVERTED = "all corners of the image are mask; are black and white inverted?"
-
-
-def covers_corners(mask: Mask) -> bool:
-    """Whether all corners of the image are mask, as where black and white are inverted."""
-    return bool(mask[np.ix_([0, -1], [0, -1])].all())
-
-
-def read_file(path: Path, size: tuple[int, int]) -> Mask:
-    """The mask `[H W]` of an image of this size in a file: a picture, white on black or drawn in
-    the transparency, or JSON with an RLE or polygons, or with an object that has a `segmentation`.
-
-    Raises InputError if the file cannot be read or holds no mask of this size.
-    """
-    try:
-        if path.suffix.lower() == ".json":
-            return _from_json(load_json(path, "one mask, an RLE or a list of polygons"), size)
-        values = levels(images.decode(path))
-        if values.shape != size:
-            height, width = values.shape
-            stated = f"{size[0]} x {size[1]}"
-            raise ValueError(f"the mask is {height} x {width}, but its image is {stated}")
-        return from_pixels(values)
-    except (InputError, ValueError) as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        raise InputError(f"{path}: no mask can be read from it ({reason})") from error
-
-
-def read_union(path: Path, size: tuple[int, int]) -> Mask:
-    """The union `[H W]` of the masks in a file: one as `read_file` reads it, or JSON with a list of
-    RLEs, or of objects that have a `segmentation`. Raises InputError as `read_file`."""
-    if path.suffix.lower() == ".json":
-        values = load_json(path, "masks, RLEs or objects with a segmentation")
-        if isinstance(values, list) and any(isinstance(value, dict) for value in values):
-            union = np.zeros(size, bool)
-            for number, value in enumerate(values, start=1):
-                try:
-                    union |= _from_json(value, size)
-                except ValueError as error:
-                    raise InputError(f"{path}: mask {number} cannot be read ({error})") from error
-            return union
-    return read_file(path, size)
-
-
-def _from_json(value: Any, size: tuple[int, int]) -> Mask:
-    """The mask of an RLE, of polygons, or of an object with a `segmentation`. Raises ValueError for
-    anything else."""
-    if isinstance(value, dict) and "segmentation" in value:
-        value = of_annotation(value)
-    return from_segmentation(value, *size)
-
-
-def levels(image: Image.Image) -> np.ndarray:
-    """How much each pixel of a drawn mask is part of it `[H W]`: the transparency where it varies,
-    or else the brightest channel.
-
-    A palette of greys counts as greys. In a palette with colours, or all black, the pixels are
-    labels of objects: label k counts as 256 + k, the background as 0. That is what is black or
-    transparent, or else label 0.
-    """
-    if len(image.getbands()) == 1 and image.mode != "P":
-        return np.asarray(image)
-    rgba = np.asarray(image.convert("RGBA"))
-    colour = rgba[..., :3]
-    alpha = rgba[..., 3]
-    if image.mode != "P":
-        return alpha if np.ptp(alpha) else colour.max(-1)
-
-    values = colour.max(-1) * (alpha > 0)
-    is_grey = (np.ptp(colour, axis=-1) == 0).all()
-    if is_grey and any(image.getpalette() or ()):
-        # Greys that begin above 0 are shifted; one grey alone says nothing of a background.
-        return values - values.min() if np.ptp(values) else values
-    labels = np.asarray(image, np.int32)
-    has_background = 0 < np.count_nonzero(values) < values.size
-    is_object = values > 0 if has_background else labels > 0
-    # 256 is added so that no label is taken for white, which is 255 (`from_pixels`).
-    return np.where(is_object, labels + 256, 0)
-
-
-def from_pixels(values: np.ndarray) -> Mask:
-    """The mask `[H W]` of the pixels of a drawn mask.
-
-    It is what is brighter than half of white, or than half of the only value besides 0. Numbers
-    with fractions from 0 to 1 are probabilities. Raises ValueError, with a reason, where that
-    cannot be told: several labels, logits, a photo, a mask that never falls to black.
-    """
-    if np.issubdtype(values.dtype, np.floating):
-        if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
-            raise ValueError("its numbers are no probabilities from 0 to 1")
-        return values > 0.5
-    highest, lowest = int(values.max()), int(values.min())
-    threshold = highest // 2
-    distinct = np.unique(values)
-    if len(distinct) > 2 and highest not in (255, 65_535):
-        raise ValueError(f"it holds {len(distinct)} values; give each object its own mask")
-    # Values between black and white are soft edges of one mask, labels of several objects, such as
-    # Pascal VOC's, inside of a thin border of 255, or the pixels of a photo. Of a mask the greater
-    # part is white.
-    between = distinct[(distinct > 0) & (distinct < highest)]
-    is_mostly_white = (values == highest).sum() >= (values > 0).sum() / 2
-    if len(between) and between.max() <= MAX_GREY_LEVELS and not is_mostly_white:
-        raise ValueError(
-            f"it holds labels up to {between.max()} and a border of {highest}; give each object "
-            "its own mask"
-        )
-    # JPEG leaves a little noise in what was black or white.
-    num_lit = (values > 0.1 * highest).sum()
-    if (values >= 0.9 * highest).sum() < num_lit / 2:
-        raise ValueError("most of it is neither black nor white, as in a photo; draw a mask")
-    if len(distinct) > 1 and lowest > threshold:
-        raise ValueError(f"its values never fall to 0, the lowest is {lowest}; draw black as 0")
-    return values > threshold
-
-
 def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
     """The union of compressed RLEs of one size; an empty mask if there are none."""
     if not rles:
@@ -334,6 +198,20 @@ def _with_text(rle: RLE) -> dict[str, Any]:
     """An RLE of pycocotools with a string as counts, so that it can go into JSON."""
     height, width = rle["size"]
     return {"size": [int(height), int(width)], "counts": rle["counts"].decode("ascii")}
+
+
+def digest(rle: RLE) -> str:
+    """A hash of a mask, the same for all of its RLEs."""
+    same = encode(expand(rle))
+    return hashlib.sha256(f"{same['size']} {same['counts']}".encode()).hexdigest()[:16]
+
+
+def same_but_edge(one: RLE, other: RLE) -> bool:
+    """Whether masks differ no more than by an edge of two pixels, as where a tool drew a mask
+    anew."""
+    difference = np.pad(expand(one) ^ expand(other), 1)
+    x0, y0, x1, y1 = box(difference)
+    return not binary_erosion(difference[y0:y1, x0:x1], np.ones((3, 3))).any()
 
 
 def areas(rles: Sequence[RLE]) -> list[int]:
@@ -444,6 +322,33 @@ def polygons(mask: Mask) -> list[list[float]]:
     return [ring.round(2).ravel().tolist() for ring in rings if len(ring) > 2]
 
 
+def as_polygons(rle: RLE) -> list[list[float]] | RLE:
+    """A mask as polygons: its outlines, or one polygon if it has holes. One of a few pixels stays
+    an RLE."""
+    mask = expand(rle)
+    rings = polygons(mask)
+    if rings and not same_but_edge(compressed(rings, *rle["size"]), rle):
+        rings = [one_polygon(mask).ravel().tolist()]
+    return rings or rle
+
+
+def one_polygon(mask: Mask) -> Float[np.ndarray, "n 2"]:
+    """The outlines of all parts and holes of a mask `[H W]` as one polygon in pixels; none of a
+    mask without area.
+
+    A bridge without width leads to each outline from the nearest point of those before, and back,
+    as in YOLO's labels of objects in several parts.
+    """
+    rings = [_simplify(ring, 0.5)[:-1] for ring in _all_rings(mask)]
+    joined, *others = [ring for ring in rings if len(ring) > 2] or [np.empty((0, 2))]
+    for ring in others:
+        distances, places = KDTree(ring).query(joined)
+        start = int(distances.argmin())
+        around = np.roll(ring, -int(places[start]), axis=0)
+        joined = np.concatenate([joined[: start + 1], around, around[:1], joined[start:]])
+    return joined.round(2)
+
+
 def outline(mask: Mask) -> list[list[int]]:
     """The outlines of the largest parts of a mask `[H W]`, short enough for a language model.
 
@@ -473,14 +378,18 @@ def _few_points(ring: np.ndarray) -> list[int]:
 
 def _outer_rings(mask: Mask) -> list[np.ndarray]:
     """The closed outlines `[n 2]` of a mask's parts, largest first."""
+    return [ring for ring in _all_rings(mask) if _signed_area(ring) > 0]
+
+
+def _all_rings(mask: Mask) -> list[np.ndarray]:
+    """The closed outlines `[n 2]` of a mask's parts, largest first, and after them of its holes."""
     x0, y0, x1, y1 = box(mask)
     # The frame of background closes the outlines of parts at the border of the box.
     framed = np.pad(mask[y0:y1, x0:x1].astype(np.float32), 1)
     lines = contourpy.contour_generator(z=framed, line_type="Separate").lines(0.5)
     corner = np.array([x0 - 0.5, y0 - 0.5])  # centre of the top left pixel of the frame
     rings = [np.asarray(line, np.float64) + corner for line in lines]
-    outer_rings = [ring for ring in rings if _signed_area(ring) > 0]
-    return sorted(outer_rings, key=_signed_area, reverse=True)
+    return sorted(rings, key=_signed_area, reverse=True)
 
 
 def _signed_area(ring: np.ndarray) -> float:

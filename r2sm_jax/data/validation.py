@@ -20,6 +20,8 @@ MASKS = ("segmentation", "visible_mask")
 """The fields of an annotation that hold the complete and the visible mask."""
 OTHER_MASKS = ("visible_segm", "inmodal_seg", "i_segmentation", "i_segm")
 """Fields of the visible mask in the files of others (data/readers/listing.py)."""
+COMPLETED_BY = "completed_by"
+"""Field of an object whose complete mask a machine drew (drafts.py)."""
 NULL = msgspec.Raw(b"null")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for content that is not of a type."""
@@ -54,6 +56,7 @@ class Annotation(msgspec.Struct, gc=False):
     ignore: Any = None
     iscrowd: Any = None
     isStuff: Any = None  # COCOA's floor, carpet, sky
+    completed_by: Any = None
     # The visible mask in other formats, which this one does not read.
     visible_segm: msgspec.Raw = NULL
     inmodal_seg: msgspec.Raw = NULL
@@ -297,6 +300,8 @@ def value_faults(annotation: Annotation) -> Iterator[str]:
     for field in ("ignore", "iscrowd"):
         if parse_flag(getattr(annotation, field)) is None:
             yield f"{field} is {getattr(annotation, field)!r}, neither true nor false"
+    if annotation.completed_by is not None and bytes(annotation.visible_mask) == b"null":
+        yield "its visible_mask is lost; put it back: data convert corrected FILE --over DRAFT"
 
 
 def _mask_fault(mask: msgspec.Raw, image: Image | None) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.images import find_images
+from r2sm_jax.data.mask_reader import read_mask
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.evaluation.report import decision_figures
@@ -250,7 +251,7 @@ def _read_pngs(path: Path, sizes: Sizes) -> Entries:
                 f"{file}: the data have no such query, or another file answers it; name it "
                 "<query id>.png"
             )
-        rle = masks.encode(masks.read_file(file, sizes[query_id]))
+        rle = masks.encode(read_mask(file, sizes[query_id], str(file), may_be_empty=True))
         entries[query_id] = [Entry(query_id=query_id, segmentation=rle)]
     return entries
 

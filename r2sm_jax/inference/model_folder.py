@@ -78,6 +78,11 @@ def read_stored(folder: Path) -> dict[str, Any]:
     return stored
 
 
+def hash_model(folder: Path) -> str:
+    """Hashes the configuration and the weights of a run or an export."""
+    return " ".join(file_sha256(folder / name) for name in (CONFIG, WEIGHTS))
+
+
 def language_model_of(folder: Path, stored: Mapping[str, Any]) -> str:
     """Returns the folder or the name of the language model of a run or an export. `stored`: its
     config.json."""

@@ -1,6 +1,7 @@
 """The prediction for one query: masks at the image's own resolution, and the files made of them."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -11,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
+from scipy.ndimage import label
 
 from r2sm_jax.config import UNSURE_BELOW
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.dataset import COMPLETED_BY, Instance, completed_by
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, atomic_write
@@ -24,6 +26,8 @@ MASKS = ("mask", "modal", "amodal", "occluded")
 """Names of a prediction's masks; `mask` is the one that the query asks for."""
 MAX_PICTURE = 4_000_000
 """Pixels of an overlay that is written. At 48 megapixels it would take 2 GB of memory."""
+MIN_PART = 0.1
+"""Of the area of the largest part of a mask: a smaller part is no object of its own."""
 PROBABLY_THERE = 0.5
 """The presence from which an answer is not said to be absent."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
@@ -244,21 +248,38 @@ class Prediction:
             entries.append(slot._asdict() | {"present": False})
         return entries
 
+    def objects(self) -> list[tuple[float, Mask, Mask]]:
+        """Returns the score and both masks of each object of the answer.
+
+        Words find several things of a kind in one slot: there the separate parts of a complete mask
+        are objects. At a place there is one object.
+        """
+        found = [(one.confidence, one.modal, one.amodal) for one in self.instances]
+        if not found:
+            found = [(self.presence * (self.score or 0.0), self.modal, self.amodal)]
+        is_of_words = self.has_both_masks and self.hidden_probability is None
+        return [
+            (score, modal & part, part)
+            for score, modal, amodal in found
+            for part in (separate_parts(amodal) if is_of_words else [amodal])
+            if part.any()
+        ]
+
     def to_instances(self) -> list[Instance[RLE]]:
         """Returns the objects of the answer as annotations of a dataset file, without ids.
 
-        Their category is the query. An answer whose slots are all empty is one object; one without
-        any pixel is none.
+        Their category is the query, and `answer_score` the score of the whole answer.
         """
-        found = [(one.confidence, one.modal, one.amodal) for one in self.instances]
-        if not found and self.mask.any():
-            found = [(self.score or 0.0, self.modal, self.amodal)]
-        category = self.query or "what is pointed at"
+        fields = {"answer_score": self.score, "mask_type": self.mask_type, **self._scores()}
         instances = []
-        for score, modal, amodal in found:
-            fields = {"score": score, "mask_type": self.mask_type, **self._scores()}
-            complete = masks.encode(amodal) if self.has_both_masks else None
-            instances.append(Instance(0, category, masks.encode(modal), complete, fields=fields))
+        for score, modal, amodal in self.objects():
+            visible, complete = masks.encode(modal), None
+            own = {**fields, "score": score}
+            if self.has_both_masks:
+                complete = masks.encode(amodal)
+                own[COMPLETED_BY] = completed_by("predict", visible, complete)
+            category = self.query or "what is pointed at"
+            instances.append(Instance(0, category, visible, complete, fields=own))
         return instances
 
     def write(self, folder: str | Path, image: ImageLike | None = None) -> None:
@@ -297,3 +318,46 @@ class Prediction:
             share = masks.occlude_rate(self.modal, self.amodal)
             parts.append(f"{share:.0%} hidden{by}")
         return ", ".join(parts)
+
+
+def separate_parts(mask: Mask) -> list[Mask]:
+    """Returns the connected parts of a mask `[H W]`, the largest first. It has those that are much
+    smaller, which are no objects."""
+    labels, _ = label(mask)
+    areas = np.bincount(labels.ravel())
+    areas[0] = 0  # of the background
+    numbers = [n for n in np.argsort(-areas) if areas[n] > MIN_PART * areas.max()]
+    parts = [labels == number for number in numbers]
+    if parts:
+        parts[0] = mask & ~np.isin(labels, numbers[1:])
+    return parts
+
+
+def to_supervision(predictions: Iterable[Prediction]) -> Any:
+    """Returns the objects of predictions about one image as `supervision.Detections`.
+
+    A detection has the mask that its query asks for. `class_id` is the number of the query, and
+    `data` has both masks, its `class_name` and `mask_type`. Raises InputError without supervision.
+    """
+    try:
+        from supervision import Detections
+    except ImportError:
+        raise InputError("to_supervision needs supervision; pip install supervision") from None
+    objects = [
+        (number, prediction, *one)
+        for number, prediction in enumerate(predictions)
+        for one in prediction.objects()
+    ]
+    if not objects:
+        return Detections.empty()
+    numbers, answers, scores, modal, amodal = zip(*objects, strict=True)
+    pairs = zip(answers, modal, amodal, strict=True)
+    asked = [whole if one.mask_type == "amodal" else visible for one, visible, whole in pairs]
+    data = {
+        "class_name": np.array([one.query for one in answers]),
+        "mask_type": np.array([str(one.mask_type) for one in answers]),
+        "modal": np.stack(modal),
+        "amodal": np.stack(amodal),
+    }
+    boxes = np.array([masks.box(mask) for mask in asked], float)
+    return Detections(boxes, np.stack(asked), np.array(scores), np.array(numbers), data=data)

@@ -37,6 +37,7 @@ from jaxtyping import Float, UInt8
 from r2sm_jax.config import DECODER_HEAD, LEARNED_HEADS, MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
+from r2sm_jax.data.mask_reader import list_masks, read_mask, read_union
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
@@ -46,9 +47,6 @@ from r2sm_jax.inference.postprocess import at_place, by_words, name_hiders
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.prompts import (
     Request,
-    list_masks,
-    read_mask,
-    read_others,
     read_requests,
 )
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
@@ -201,8 +199,8 @@ class Predictor:
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
-            masks: for each query what shows of its object, in a layout of `prompts.read_mask`, or
-                None. It is the visible mask of the answer, and no hint.
+            masks: for each query what shows of its object, as `read_mask` reads it, or None. It is
+                the visible mask of the answer, and no hint.
             boxes: for each query a box x0 y0 x1 y1 around what shows of its object, in pixels, or
                 None.
             points: for each query a list of clicks (x, y) or (x, y, is_positive), in pixels, or
@@ -224,7 +222,7 @@ class Predictor:
             raise InputError(
                 "others= says what lies beside a mask, a box or clicks; give one of these as well"
             )
-        visible = None if others is None else read_others(others, photo.size)
+        visible = None if others is None else read_union(others, photo.size, "others")
 
         outputs = self._look(photo, requests)
         decisions = self._decide(requests, outputs, abstain)
@@ -250,8 +248,7 @@ class Predictor:
         """Returns the complete masks `[H W]` of some objects of an image.
 
         Args:
-            masks: what shows of each object, in a layout of `prompts.read_mask`; an array `[m H W]`
-                will do.
+            masks: what shows of each object, as `read_mask` reads it; an array `[m H W]` will do.
             others: what shows of all objects of the image, these or not. Default: the `masks`;
                 where there is only one, what lies beside it is not known.
             image: default: the one of `set_image`.
@@ -266,7 +263,7 @@ class Predictor:
             visible.append(read_mask(mask, photo.size, f"mask {number}"))
         if others is None and len(visible) > 1:
             others = visible
-        union = None if others is None else read_others(others, photo.size)
+        union = None if others is None else read_union(others, photo.size, "others")
         return [one.mask for one in completer.complete(photo.pixels, visible, union)]
 
     def _photo(self, image: Photo | ImageLike | None) -> Photo:

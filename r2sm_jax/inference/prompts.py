@@ -1,13 +1,11 @@
 """Reads what a caller gives about an object: a sentence, its visible mask, a box around what shows
 of it, clicks."""
 
-from collections.abc import Iterable, Mapping
-from numbers import Number
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from r2sm_jax.data.masks import Mask, from_pixels, from_segmentation, of_annotation
+from r2sm_jax.data.mask_reader import is_number, list_masks, read_mask
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import check_query
 from r2sm_jax.query import MAX_CLICKS, Click, Prompt
@@ -78,81 +76,22 @@ def read_requests(
     return requests
 
 
-def list_masks(masks: Any) -> list[Any]:
-    """Returns some masks as a list; a single one may stand without a list around it."""
-    if isinstance(masks, Mapping) or getattr(masks, "ndim", None) == 2:
-        return [masks]
-    masks = list(masks)
-    return [masks] if masks and _is_number(masks[0]) else masks
-
-
 def _list_boxes(boxes: Iterable[Any]) -> list[Any]:
     """Returns the box of each query; a single one may stand without a list around it."""
     boxes = list(boxes)
-    return [boxes] if boxes and _is_number(boxes[0]) else boxes
+    return [boxes] if boxes and is_number(boxes[0]) else boxes
 
 
 def _list_points(points: Iterable[Any]) -> list[Any]:
     """Returns the clicks of each query; those of a single one, or a single click, may stand without
     a list around them."""
     points = list(points)
-    if points and _is_number(points[0]):
+    if points and is_number(points[0]):
         return [[points]]
     for of_query in points:
-        if of_query is not None and len(of_query) and _is_number(of_query[0]):
+        if of_query is not None and len(of_query) and is_number(of_query[0]):
             return [points]
     return points
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Number) or getattr(value, "ndim", None) == 0
-
-
-def read_mask(value: Any, size: tuple[int, int], name: str, *, may_be_empty: bool = False) -> Mask:
-    """Reads a mask `[H W]` in any usual layout, into an array of its own.
-
-    Args:
-        value: an array or a tensor `[H W]` (booleans, 0 and 1, 0 and 255, or probabilities), with
-            or without leading axes of length 1; COCO's RLE, compressed or not; a list of polygons,
-            each `[x1, y1, x2, y2, ...]` or `[n 2]`; or an object that holds one of these as
-            `segmentation`.
-        size: height and width of the image.
-        name: what a message calls the mask.
-
-    Raises InputError for anything else, for another size, and for an empty mask unless it may be.
-    """
-    try:
-        mask = _to_mask(value, size)
-        if not may_be_empty and not mask.any():
-            raise ValueError("it is empty")
-    except ValueError as error:
-        raise InputError(
-            f"{name} cannot be used ({error}); give the visible part of one object, in a mask of "
-            "the image's size"
-        ) from error
-    return mask
-
-
-def read_others(others: Any, size: tuple[int, int]) -> Mask:
-    """Reads visible masks as `read_mask` does, and returns their union `[H W]`."""
-    union = np.zeros(size, bool)
-    for number, mask in enumerate(list_masks(others), start=1):
-        union |= read_mask(mask, size, f"mask {number} of the others", may_be_empty=True)
-    return union
-
-
-def _to_mask(value: Any, size: tuple[int, int]) -> Mask:
-    if isinstance(value, Mapping) and "segmentation" in value:
-        value = of_annotation(value)
-    if isinstance(value, Mapping | list | tuple):
-        return from_segmentation(value, *size)
-    array = np.asarray(value)
-    while array.ndim > 2 and array.shape[0] == 1:
-        array = array[0]
-    if array.shape != size:
-        turned = "; it seems to be turned" if array.shape == size[::-1] else ""
-        raise ValueError(f"its shape is {list(array.shape)}, its image's {list(size)}{turned}")
-    return array.copy() if array.dtype == bool else from_pixels(array)
 
 
 def _read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: str) -> Prompt:

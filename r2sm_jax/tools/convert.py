@@ -25,7 +25,8 @@ from r2sm_jax.data.collector import Collector, check_share
 from r2sm_jax.data.dataset import ImageTruth, read_json, write
 from r2sm_jax.data.images import find_image, image_folders
 from r2sm_jax.data.readers.coco import read_coco
-from r2sm_jax.data.readers.listing import COCOOptions, Kind
+from r2sm_jax.data.readers.corrected import read_corrected
+from r2sm_jax.data.readers.listing import LISTS, COCOOptions, Kind
 from r2sm_jax.data.readers.mask_folders import read_mask_folders
 from r2sm_jax.data.readers.referring import (
     R2SMFields,
@@ -36,8 +37,8 @@ from r2sm_jax.data.readers.referring import (
     read_reasonseg,
     read_refcoco,
 )
+from r2sm_jax.data.readers.yolo import read_yolo
 from r2sm_jax.data.split_summary import review
-from r2sm_jax.data.validation import LISTS
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.queries import template_queries
@@ -64,6 +65,8 @@ class Files:
     """Folder of the images. By default they are beside an annotation file or in its `images`."""
     overwrite: bool = False
     """Replace the dataset file if it exists."""
+    polygons: bool = False
+    """Write masks as polygons, for tools that read no RLE."""
     max_bad: float = 0.01
     """Share of the records that may be bad, 0 to 1. Bad ones are left out; if there are more,
     nothing is written."""
@@ -258,6 +261,42 @@ def r2sm(
     convert(files, "r2sm", read, info={**info, "queries": names})
 
 
+def yolo(files: Files, template: TemplateOptions, split: str = "train") -> None:
+    """YOLO's segmentation labels: data.yaml, and a text file an image; visible masks.
+
+    Args:
+        split: The split to take: train, val or test.
+    """
+    file = only_source(files)
+    convert(files, "yolo", lambda found: read_yolo(file, files.images, split, found), template)
+
+
+def only_source(files: Files) -> Path:
+    """The one file to read. Raises InputError if there is another number of them."""
+    if len(files.sources) != 1:
+        raise InputError(f"convert: {len(files.sources)} files are given; give one")
+    return files.sources[0]
+
+
+def corrected(files: Files, over: Path) -> None:
+    """A draft of data complete that comes back from an annotation tool.
+
+    What people drew is the complete mask; the visible mask is that of the draft, unless FILE has
+    another one. Objects are matched by their ids, or else by their overlap.
+
+    Args:
+        over: The draft, whose images, ids and other fields stay.
+    """
+    file = only_source(files)
+    counts: Counter[str] = Counter()
+
+    def read(collector: Collector) -> Iterator[ImageTruth]:
+        return read_corrected(file, over, collector, counts)
+
+    convert(files, "corrected", read, info={"corrected": file.name})
+    print(", ".join(f"{counts[what]} {what}" for what in ("kept", "changed", "added", "dropped")))
+
+
 FORMATS: dict[str, Callable[..., None]] = {
     **{kind: coco_command(kind) for kind in COCO_KINDS},
     "folders": folders,
@@ -266,6 +305,8 @@ FORMATS: dict[str, Callable[..., None]] = {
     "lisa++": lisa_plus_plus,
     "refcoco": refcoco,
     "r2sm": r2sm,
+    "yolo": yolo,
+    "corrected": corrected,
 }
 """The command of each format by its name."""
 
@@ -322,7 +363,9 @@ def convert(
         **kept.get("info", {}),
         **(info or {"description": f"converted from {name}: {sources}"}),
     }
-    records = write(files.out, truths, info, collector.categories, files.overwrite, kept)
+    records = write(
+        files.out, truths, info, collector.categories, files.overwrite, kept, files.polygons
+    )
 
     counts = ", ".join(f"{len(records[key])} {key}" for key in LISTS)
     types = Counter(query["mask_type"] for query in records["queries"])

@@ -18,11 +18,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.dataset import NO_NAME
 from r2sm_jax.data.images import images_below
+from r2sm_jax.data.mask_reader import holds_mask
 from r2sm_jax.data.validation import (
+    COMPLETED_BY,
     LISTS,
     MASKS,
     NULL,
@@ -39,7 +40,10 @@ VISIBLE_FIELDS = ("visible_mask", "visible_segm", "inmodal_seg", "i_segmentation
 """Fields of the visible mask. An object without any is fully visible."""
 BOTH_MASKS = {*VISIBLE_FIELDS, "invisible_mask", "occlude_rate", "amodal_segm", "a_segm"}
 """A file with any of these fields has complete masks; in others `segmentation` is what shows."""
-STATED_ANEW = {*AMODAL_FIELDS, *BOTH_MASKS, *Annotation.__struct_fields__} - {"isStuff"}
+STATED_ANEW = {*AMODAL_FIELDS, *BOTH_MASKS, *Annotation.__struct_fields__} - {
+    "isStuff",
+    COMPLETED_BY,
+}
 """Fields of an annotation that a new file states anew; all others are kept."""
 OF_IMAGE = {"id", "file_name", "file_names", "height", "width"}
 """Fields of an image that a new file states anew."""
@@ -177,7 +181,11 @@ def _decode(path: Path) -> bytes:
     try:
         msgspec.json.decode(content, type=msgspec.Raw)
     except ValueError:
-        content = msgspec.json.encode(parse_json(content, str(path), "a COCO file"))
+        values = parse_json(content, str(path), "a COCO file")
+        try:
+            content = msgspec.json.encode(values)
+        except UnicodeEncodeError:
+            raise InputError(f"{path}: a text in it holds half of a character") from None
     return content
 
 
@@ -237,7 +245,8 @@ def _read_categories(path: Path, lists: Raws, collector: Collector) -> dict[int,
     file holds beside its lists. Raises InputError for one that cannot be read, and for an id with
     two names."""
     for name, value in lists.items():
-        if name not in LISTS:
+        # What is written describes itself in `info`, an object.
+        if name not in LISTS and (name != "info" or _begins(value, b"{")):
             collector.other.setdefault(name, msgspec.json.decode(value))
     names: dict[int, str] = {}
     strict = Collector(is_strict=True)
@@ -298,7 +307,7 @@ def decode_annotation(
     if not has_mask and boxes and annotation.bbox is not None:
         corners = msgspec.json.encode([corners_of(annotation.bbox)])
         annotation.visible_mask = msgspec.Raw(corners)
-        fields[DRAWN_FROM] = "bbox"
+        fields |= {DRAWN_FROM: "bbox", "source_bbox": annotation.bbox}
     return annotation, fields
 
 
@@ -323,7 +332,7 @@ def _choose_dialect(listing: Listing, options: COCOOptions) -> Dialect:
     path, annotations = listing.path, listing.annotations
     dialect = DIALECTS[options.kind]
     present = set().union(*annotations)
-    has_both = present & BOTH_MASKS
+    has_both = present & {*BOTH_MASKS, COMPLETED_BY}
     if options.kind == "coco" and has_both:
         raise InputError(
             f"{path}: segmentation is the complete mask, as there is "
@@ -342,7 +351,7 @@ def _choose_dialect(listing: Listing, options: COCOOptions) -> Dialect:
     for annotation in annotations:
         for name, value in annotation.items():
             may_hold = name not in known and _begins(value, b"{[")
-            if may_hold and masks.holds_mask(msgspec.json.decode(value)):
+            if may_hold and holds_mask(msgspec.json.decode(value)):
                 raise InputError(
                     f"{path}: {name} of annotation {shown(annotation, 'id')} holds a mask, too, "
                     "and may be what shows; name it with --visible-field or --amodal-field of data "

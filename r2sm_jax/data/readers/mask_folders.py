@@ -10,6 +10,7 @@ from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import MaskComparison, check
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import image_size, images_below
+from r2sm_jax.data.mask_reader import read_mask
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError
 
@@ -41,7 +42,8 @@ def read_mask_folders(
                 fits = f"it may be of {others[0]}, too; it is taken for one of {image_key}"
                 collector.note(f"{visible_dir}: {key}", fits)
             size = image_size(images[image_key])
-            modal, *amodal = [masks.encode(masks.read_file(f[key], size)) for f in mask_files]
+            drawn = [read_mask(f[key], size, str(f[key]), may_be_empty=True) for f in mask_files]
+            modal, *amodal = map(masks.encode, drawn)
             whole = amodal[0] if amodal else None
             if not any(masks.areas([modal, whole or modal])):
                 raise ValueError("its mask has no pixel")

@@ -1,0 +1,139 @@
+"""Reads a draft that comes back from an annotation tool.
+
+CVAT and Label Studio give other ids, know no `visible_mask`, and draw edges anew. What people drew
+is the complete mask; what shows is known from the draft.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.dataset import COMPLETED_BY, NO_NAME, ImageTruth, Instance
+from r2sm_jax.data.drafts import without_figures, without_lost_targets
+from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.readers.coco import read_coco, read_images
+from r2sm_jax.data.readers.listing import COCOOptions, ListedImage, read_listing
+
+MIN_IOU = 0.3
+"""Of the complete masks of an object in the file and in its draft."""
+SAME_ID = 0.5
+"""What an equal id adds to it. It is not more, since tools number anew."""
+
+
+def read_corrected(
+    path: Path, draft: Path, collector: Collector, counts: Counter[str]
+) -> Iterator[ImageTruth]:
+    """Reads a corrected file over its draft, whose images, ids and other fields stay.
+
+    `counts` gets how many objects were kept, changed, added and dropped. Images that the file does
+    not list are kept. Raises InputError as `read_coco`.
+    """
+    # CVAT marks what was drawn with a brush as crowds.
+    options = COCOOptions(crowds_are_objects=True)
+    drafts = list(read_coco(draft, collector=collector))
+    by_name: dict[str, list[ImageTruth]] = defaultdict(list)
+    for truth in drafts:
+        by_name[PurePosixPath(truth.file_name).name].append(truth)
+    listing = read_listing(path, options, collector, None)
+    for record in listing.annotations:
+        record.pop(COMPLETED_BY, None)  # the draft's counts
+    find = partial(find_in_draft, by_name)
+    corrected = {truth.file_name: truth for truth in read_images(listing, find, options, collector)}
+
+    new_ids = count(1 + max((i.id for truth in drafts for i in truth.instances), default=0))
+    for truth in drafts:
+        if truth.file_name in corrected:
+            truth = correct(truth, corrected[truth.file_name], new_ids, counts)
+        else:
+            counts["kept"] += len(truth.instances)
+        yield truth
+
+
+def find_in_draft(
+    by_name: dict[str, list[ImageTruth]], image: ListedImage, is_needed: bool
+) -> tuple[str, tuple[int, int]]:
+    """The name of an image in the draft, and its size. Raises ValueError if there is not one."""
+    path = PurePosixPath((image.file_name or "").replace("\\", "/"))
+    # Label Studio puts eight digits before the names of uploaded files.
+    found = by_name.get(path.name) or by_name.get(re.sub("^[0-9a-f]{8}-", "", path.name), [])
+    if len(found) > 1:
+        found = [t for t in found if f"/{path}".endswith(f"/{t.file_name}")]
+    if len(found) != 1:
+        raise ValueError(f"{path} is not the name of one image of the draft")
+    (truth,) = found
+    if image.height is not None and (image.height, image.width) != truth.size:
+        height, width = truth.size
+        stated = f"it is {image.height} x {image.width}"
+        raise ValueError(f"{stated}, in the draft {height} x {width}")
+    by_name[PurePosixPath(truth.file_name).name].remove(truth)  # it is one image once
+    return truth.file_name, truth.size
+
+
+def correct(
+    draft: ImageTruth,
+    file: ImageTruth,
+    new_ids: Iterator[int],
+    counts: Counter[str],
+) -> ImageTruth:
+    """One image of the draft, with what people did to its objects, which is added to `counts`."""
+    olds, news = draft.instances, file.instances
+    complete = [[instance.complete for instance in instances] for instances in (olds, news)]
+    ious = masks.ious(*complete, [False] * len(news))
+    has_same_id = np.equal.outer([old.id for old in olds], [new.id for new in news])
+    alike = ious + SAME_ID * (has_same_id & (ious > 0))
+    partners = {}
+    for i, j in zip(*linear_sum_assignment(alike, maximize=True), strict=True):
+        if alike[i, j] >= MIN_IOU:
+            partners[olds[i].id] = news[j]
+    instances = []
+    for old in olds:
+        if old.id not in partners:
+            counts["dropped"] += 1
+            continue
+        left = correct_object(old, partners[old.id])
+        is_same = (left.modal, left.amodal, left.category) == (old.modal, old.amodal, old.category)
+        counts["kept" if is_same else "changed"] += 1
+        instances.append(left)
+    matched = {new.id for new in partners.values()}
+    for new in news:
+        if new.id not in matched:
+            instances.append(replace(new, id=next(new_ids), amodal=new.complete))
+            counts["added"] += 1
+    return without_lost_targets(replace(draft, instances=tuple(instances)))
+
+
+def correct_object(old: Instance[RLE], new: Instance[RLE]) -> Instance[RLE]:
+    """An object of the draft as people left it: masks whose edge alone is another stay."""
+    complete = settle(new.complete, old.complete)
+    modal = old.modal
+    # A file may state both masks; without the visible one both are one object.
+    if new.amodal is not None and new.modal is not new.amodal:
+        modal = settle(new.modal, modal)
+    if complete is not old.complete and modal is old.modal:
+        # What people took away from the complete mask is not the object's.
+        seen = masks.expand(modal) & masks.expand(complete)
+        modal = settle(masks.encode(seen), modal)
+    corrected = replace(
+        old,
+        category=old.category if new.category == NO_NAME else new.category,
+        modal=modal,
+        attributes={**old.attributes, **new.attributes},
+        fields={**old.fields, **new.fields},
+    )
+    if complete is old.complete:
+        return corrected
+    return without_figures(replace(corrected, amodal=complete))
+
+
+def settle(new: RLE, old: RLE) -> RLE:
+    """The new mask, or the old one where a tool has only drawn its edge anew."""
+    return old if masks.same_but_edge(new, old) else new

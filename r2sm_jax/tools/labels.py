@@ -1,0 +1,54 @@
+"""`data labels`: the masks of a data set as segmentation labels of YOLO."""
+
+import json
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.collector import Collector
+from r2sm_jax.data.dataset import number_classes
+from r2sm_jax.data.readers.coco import read_coco
+from r2sm_jax.errors import atomic_write, refuse_overwrite
+from r2sm_jax.query import MaskType
+
+
+def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool = False) -> None:
+    """Writes the masks of a data set as YOLO's segmentation labels, with a data.yaml.
+
+    Args:
+        data: A dataset file, or a COCO file.
+        mask: The mask of each object: modal, what shows of it, or amodal, the whole of it.
+        out: The folder to write.
+        overwrite: Replace labels that exist.
+    """
+    refuse_overwrite(out / "data.yaml", overwrite)
+    collector = Collector(is_strict=True)
+    truths = list(read_coco(Path(data.removeprefix("json:")), collector=collector))
+    classes = number_classes(truths, collector.categories).values()
+    names = [record["name"] for record in sorted(classes, key=lambda record: record["id"])]
+    num_objects = num_left_out = 0
+    for truth in truths:
+        height, width = truth.size
+        lines = []
+        for instance in truth.instances:
+            rle = instance.modal if mask == "modal" else instance.amodal
+            corners = [] if rle is None else masks.one_polygon(masks.expand(rle))
+            if instance.ignore or not len(corners):
+                num_left_out += 1
+                continue
+            shares = (corners / (width, height)).clip(0, 1).ravel()
+            words = [str(names.index(instance.category)), *(f"{share:.6f}" for share in shares)]
+            lines.append(" ".join(words) + "\n")
+        num_objects += len(lines)
+        file = out / "labels" / Path(truth.file_name).with_suffix(".txt")
+        with atomic_write(file) as part:
+            part.write_text("".join(lines), "utf-8")
+    # JSON is YAML.
+    described = {"train": "images", "val": "images", "names": names}
+    with atomic_write(out / "data.yaml") as part:
+        part.write_text(json.dumps(described, indent=1) + "\n", "utf-8")
+    print(f"wrote {out}: {num_objects} {mask} masks of {len(truths)} images")
+    if num_left_out:
+        print(f"{num_left_out} are left out: ignored, or without {mask} mask")
+    print(f"put the images into {out / 'images'}; data.yaml has all of them in train and in val")
