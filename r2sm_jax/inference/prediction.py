@@ -80,9 +80,12 @@ class Prediction:
     mask_logits: Float[np.ndarray, "H W"] | None = None
     """Above 0 where `mask` is. Filled in only on request."""
     presence: float = 1.0
-    """Probability that the image has what the query means. Masks are empty below a threshold."""
+    """Probability that the image has what the query means. Masks are empty below a threshold. With
+    a finder it is above 0.5 if that found something, by its score, and 0 if not."""
     undecided: bool = False
     """The probability of amodal is within the margin of `predict --abstain` around 0.5."""
+    target: str | None = None
+    """The words of the query that name what is meant; None if none do, or the model cannot tell."""
     unread: str = ""
     """The end of the query, where it is longer than the language model's limit."""
     is_given: bool = False
@@ -190,6 +193,7 @@ class Prediction:
         }
         if self.undecided:
             values["undecided"] = True
+        values["target"] = self.target
         values["score"] = self.score
         values["presence"] = self.presence
         values["hidden_probability"] = self.hidden_probability
@@ -280,6 +284,8 @@ class Prediction:
         if self.is_absent:
             return f"absent: {name}, probability that it is there {self.presence:.2f}"
         parts = [f"{self.mask_type or 'no decision'}: {name}"]
+        if self.target is not None:
+            parts.append(f'target "{self.target}"')
         if self.amodal_probability is not None:
             parts.append(f"probability of amodal {self.amodal_probability:.2f}")
         if self.undecided:
