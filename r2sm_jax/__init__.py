@@ -27,6 +27,8 @@ MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Imports a name when it is asked for, so that `import r2sm_jax` loads no JAX."""
+    if name == "finders":
+        return import_module(f"{__name__}.finders")
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)

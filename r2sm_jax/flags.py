@@ -89,6 +89,9 @@ class PredictConfig:
     others: str | None = None
     """File with the visible masks of the other objects of the image, which say where something can
     be hidden: as that of --mask, or JSON with a list of masks."""
+    finder: str | None = None
+    """Zero-shot detector of transformers, or SAM 3: folder, or name on the Hugging Face hub. It
+    finds what the words name, and the sentence chooses."""
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None

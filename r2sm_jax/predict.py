@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 from r2sm_jax.data.mask_reader import INVERTED, covers_corners, read_mask, read_union
 from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.finders import from_transformers
 from r2sm_jax.inference.decision import check_abstain
 from r2sm_jax.inference.load import enable_compilation_cache, load
 from r2sm_jax.inference.many import (
@@ -61,6 +62,8 @@ def predict_one(args: PredictConfig) -> None:
     read_requests([query], size, args.mask_type, **given)
     if args.others is not None:
         given["others"] = [read_union(Path(args.others), size, args.others)]
+    if args.finder is not None:
+        given["finder"] = from_transformers(args.finder)
 
     predictor = load(args.run, matmul_precision=args.matmul_precision).predictor
     predictor.set_image(image)
@@ -116,6 +119,7 @@ def predict_many(args: PredictConfig) -> None:
         overlays=args.overlays,
         coco=coco,
         shard=(number, of),
+        finder=args.finder,
     )
     for _, reason in sorted(result.failed.items()):
         print(f"not answered: {reason}", file=sys.stderr)
@@ -136,7 +140,12 @@ def main() -> None:
     args = read_flags(PredictConfig)
     if not args.image:
         raise InputError("IMAGE is empty; give an image file, a folder of images or a data set")
-    if args.others and not is_placed(args):
+    if args.finder and is_placed(args):
+        raise InputError(
+            "--finder finds what the words name; leave it out where a --mask, a --box or a --point "
+            "says where that is"
+        )
+    if args.others and not is_placed(args) and not args.finder:
         raise InputError("--others are the neighbours of a --mask, a --box or a --point; give one")
     if len(args.query) > 1 and not any(" " in query for query in args.query):
         raise InputError(

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -178,8 +179,11 @@ def test_a_model_with_a_target_head_says_what_is_named(bias, target, exported, t
     assert decision.target == target
     (before,) = r2sm_jax.decide("the red mug", exported)
     assert before == decision._replace(target=None)
-    # Nothing else reads it, but a model is loaded with all of its weights.
-    assert load(folder).predictor.weights["target_head"]
+    image = np.zeros((40, 60, 3), np.uint8)
+    (prediction,) = load(folder).predictor.predict(["the red mug"], image=image)
+    assert prediction.target == prediction.to_json()["target"] == target
+    is_shown = 'target "the red mug"' in replace(prediction, presence=1.0).summary()
+    assert is_shown == (target is not None)
 
 
 def test_the_command_uses_one_thread_for_products_unless_it_is_told_otherwise():

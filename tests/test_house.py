@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
 
 # Each room may import itself, the ground and the rooms that are listed.
-GROUND = ["errors", "progress", "query", "config", "cli", "flags", "markdown"]
+GROUND = ["errors", "progress", "query", "config", "cli", "flags", "markdown", "finders"]
 ROOMS = {
     "models": [],
     "data": ["models"],

@@ -71,7 +71,7 @@ def test_json_prints_one_object_and_writes_nothing(photo, tmp_path, command, mon
     end = command(main, "RUN", photo, QUERY, "--json")
     assert end.code == 0 and list(tmp_path.iterdir()) == []
     answer = json.loads(end.out)
-    keys = "query mask_type amodal_probability score presence hidden_probability"
+    keys = "query mask_type amodal_probability target score presence hidden_probability"
     assert list(answer) == [*keys.split(), *MASKS, "instances", "size"]
     assert answer["query"] == QUERY and answer["size"] == [HEIGHT, WIDTH]
     assert answer["mask_type"] == "amodal" and answer["amodal_probability"] > 0.5

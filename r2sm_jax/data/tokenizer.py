@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from tokenizers import Encoding, Tokenizer
 
+from r2sm_jax.data.target_words import target_words
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES, describe
 
@@ -99,6 +100,10 @@ class QueryTokenizer:
         # As in `cut_off`, the last place of the part that is read is the right one.
         shift = sentence.rfind(read_part(sentence))
         return [(a + shift, b + shift) if a < b else (0, 0) for a, b in encoding.offsets]
+
+    def target(self, sentence: str, logits: Float[np.ndarray, " t"]) -> str | None:
+        """Returns the words that name what is meant, by a logit of each token; None if none do."""
+        return target_words(sentence, self.spans(sentence), logits)
 
     def cut_off(self, sentence: str) -> str:
         """Returns the words at the end of a sentence that are beyond the limit; the first may be a

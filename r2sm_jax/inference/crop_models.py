@@ -247,6 +247,10 @@ class Outline(NamedTuple):
     """What else clicks may mean: the different masks of the other crops, the likeliest first."""
     completed: Calibration | None = None
     """That of its complete mask; None where none is fitted."""
+    is_given: bool = False
+    """The mask is the caller's own, or that of a finder."""
+    presence: float = 1.0
+    """Probability that the object is there: below 1 only where a finder says so."""
 
 
 class MaskOutliner(CropModel):

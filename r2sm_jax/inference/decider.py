@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Float16
 
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import LEARNED_HEADS, ModelConfig, TextConfig
-from r2sm_jax.data.target_words import target_words
 from r2sm_jax.data.tokenizer import QueryTokenizer, check_language_model, identify, pad_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import (
@@ -139,8 +138,7 @@ class Decider:
             for i, row in enumerate(rows):
                 target = None
                 if named is not None:
-                    spans = self.texts.tokenizer.spans(sentences[row])
-                    target = target_words(sentences[row], spans, named[i])
+                    target = self.texts.tokenizer.target(sentences[row], named[i])
                 answers[row] = float(logits[i]), target
         return answers
 

@@ -33,6 +33,7 @@ from r2sm_jax.data.images import (
 )
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite, write_json
+from r2sm_jax.finders import Finder, from_transformers
 from r2sm_jax.inference.decision import warn_of_unread
 from r2sm_jax.inference.prediction import MAX_PICTURE, Prediction
 from r2sm_jax.inference.predictor import Photo, Predictor
@@ -305,6 +306,7 @@ def predict_images(
     overlays: bool = False,
     coco: Path | None = None,
     shard: tuple[int, int] = (1, 1),
+    finder: str | None = None,
 ) -> Result:
     """Answers what has no answer in `out` yet, and writes all answers into `out/file`.
 
@@ -313,9 +315,10 @@ def predict_images(
         shard: I and N: of the tasks every N-th is answered, from the I-th on.
         overwrite: answer everything anew.
         overlays: also draw every answer; images without their pictures are answered again.
+        finder: finds what the words name, as `from_transformers` takes it.
 
-    Raises InputError if `out` holds the answers of something else or cannot be written, or no image
-    can be read.
+    Raises InputError as `from_transformers`, if `out` holds the answers of something else or cannot
+    be written, or no image can be read.
     """
     of = {
         "weights": predictor.weights_sha256,
@@ -323,6 +326,8 @@ def predict_images(
         "matmul_precision": predictor.matmul_precision,
         "mask_type": mask_type,
     }
+    if finder is not None:
+        settings["finder"] = finder
     whole = tasks
     first, step = shard
     tasks = whole[first - 1 :: step]
@@ -334,19 +339,36 @@ def predict_images(
 
     with show_progress("answering about images", len(waiting)) as advance:
 
-        def read(task: Task) -> tuple[Photo, list[Request]] | None:
+        def open_task(task: Task) -> UInt8[np.ndarray, "H W 3"] | None:
             try:
-                image = read_image(task.path, task.size)
+                return read_image(task.path, task.size)
             except InputError as error:
                 # One damaged file in a folder of thousands must not end the call.
                 failed[task.name] = str(error)
                 advance(1)
                 return None
+
+        def read(task: Task) -> tuple[Photo, list[Request]] | None:
+            image = open_task(task)
+            if image is None:
+                return None
             photo = predictor.frame(image)
             return photo, read_requests([text for _, text in task.queries], photo.size, mask_type)
 
-        # All slots: average precision of the file ranks them as that of an evaluation does.
-        for _ in predictor.stream(waiting, read, answers.write, with_absent_slots=True):
+        def find(finder: Finder) -> Iterator[None]:
+            for task in waiting:
+                image = open_task(task)
+                if image is not None:
+                    texts = [text for _, text in task.queries]
+                    asked = {"mask_type": mask_type, "image": image, "finder": finder}
+                    yield answers.write(task, predictor.predict(texts, **asked))
+
+        if finder is not None:
+            written = find(from_transformers(finder))
+        else:
+            # All slots: average precision of the file ranks them as that of an evaluation does.
+            written = predictor.stream(waiting, read, answers.write, with_absent_slots=True)
+        for _ in written:
             advance(1)
     if len(failed) == len(tasks):
         raise InputError(f"no image could be read; {next(iter(failed.values()))}")

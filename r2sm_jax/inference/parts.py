@@ -3,6 +3,7 @@ and how good both are.
 
     box, clicks     Outline       the visible mask, with a predicted IoU
     given mask      Outline       the mask itself, which is right
+    found           Outline       drawn already, so that a sentence could choose (choose.py)
     Outline         Completion    the complete mask; its scores know that the outline may be wrong
 
 `Predictor.predict` and `data complete` both draw so.
@@ -18,15 +19,21 @@ from jaxtyping import Bool, UInt8
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import Completion, MaskCompleter, MaskOutliner, Outline
+from r2sm_jax.inference.prompts import Place
 from r2sm_jax.query import Click, MaskType, Prompt
 
 
 class Drawn(NamedTuple):
-    """What was drawn at one place."""
+    """One object that was drawn."""
 
     outline: Outline
     completion: Completion | None
     """None where there is no completer, or nothing to complete."""
+
+    @property
+    def complete(self) -> Mask:
+        """The complete mask, as far as it is known."""
+        return self.outline.mask if self.completion is None else self.completion.mask
 
     def answer(self, mask_type: MaskType | None) -> Outline | Completion:
         """Returns the mask that is asked for, with its scores."""
@@ -41,12 +48,11 @@ class Parts(NamedTuple):
     completer: MaskCompleter | None = None
     outliner: MaskOutliner | None = None
 
-    def check(self, place: Mask | Prompt, mask_type: MaskType | None) -> None:
+    def check(self, place: Place, mask_type: MaskType | None) -> None:
         """Raises InputError if a part is missing that must draw at a place."""
-        is_given = not isinstance(place, Prompt)
-        if not is_given:
+        if isinstance(place, Prompt):
             self.need("outliner")
-        if is_given or mask_type == "amodal":
+        if isinstance(place, np.ndarray) or mask_type == "amodal":
             self.need("completer")
 
     def need(self, part: str) -> Any:
@@ -59,23 +65,28 @@ class Parts(NamedTuple):
     def draw(
         self,
         image: UInt8[np.ndarray, "H W 3"],
-        places: Sequence[Mask | Prompt],
+        places: Sequence[Place],
         others: Bool[np.ndarray, "H W"] | None,
-    ) -> Iterator[Drawn]:
-        """Yields what is drawn at each place, for which `check` has found nothing missing.
+    ) -> Iterator[list[Drawn]]:
+        """Yields the objects that are drawn at each place, for which `check` has found nothing
+        missing: one, or as many as a finder found.
 
         `others`: the union of what shows of all objects; None where it is not known.
         """
-        outlines = [self.outline(image, place) for place in places]
-        found = [outline for outline in outlines if outline.mask.any()]
+        outlines = [
+            place if isinstance(place, tuple) else (self.outline(image, place),) for place in places
+        ]
+        found = [one for of_place in outlines for one in of_place if one.mask.any()]
         completions = iter(self.complete(image, found, others))
-        for outline in outlines:
-            yield Drawn(outline, next(completions, None) if outline.mask.any() else None)
+        for of_place in outlines:
+            yield [
+                Drawn(one, next(completions, None) if one.mask.any() else None) for one in of_place
+            ]
 
     def outline(self, image: UInt8[np.ndarray, "H W 3"], place: Mask | Prompt) -> Outline:
         """Returns what shows of the object at a place."""
         if not isinstance(place, Prompt):
-            return Outline(place, iou=1.0, unsure_below=0.0)
+            return Outline(place, iou=1.0, unsure_below=0.0, is_given=True)
         (outline,) = self.need("outliner")(image, [place])
         return outline
 

@@ -23,7 +23,7 @@ from r2sm_jax.inference.prediction import AbsentSlot, Candidate, InstanceMask, P
 from r2sm_jax.inference.prompts import Request
 from r2sm_jax.models.calibration import Calibration
 from r2sm_jax.models.r2sm import R2SMOutput
-from r2sm_jax.query import AMODAL, MODAL, Prompt
+from r2sm_jax.query import AMODAL, MODAL
 
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
@@ -98,6 +98,7 @@ def by_words(
         mask_type=decision.mask_type,
         amodal_probability=decision.amodal_probability,
         undecided=decision.undecided,
+        target=decision.target,
         score=float(output.iou[0, asked]),
         modal=modal,
         amodal=amodal,
@@ -111,34 +112,53 @@ def by_words(
     )
 
 
-def at_place(request: Request, decision: Decision, drawn: Drawn, *, unread: str = "") -> Prediction:
-    """Makes the prediction for a query of what was drawn at its place: one object, which is there.
+def at_place(
+    request: Request,
+    decision: Decision,
+    drawn: Sequence[Drawn],
+    size: tuple[int, int],
+    *,
+    unread: str = "",
+) -> Prediction:
+    """Makes the prediction for a query of the objects that were drawn at its place: one, or those
+    that a finder found and the sentence chose. Without any the target is absent.
 
     What is given is right: it has no score, and ranks first for average precision.
+
+    Args:
+        size: height and width of the image.
     """
-    outline, completion = drawn
-    visible = outline.mask
-    complete = visible if completion is None else completion.mask
-    answer = drawn.answer(decision.mask_type)
-    is_given = not isinstance(request.place, Prompt)
-    instances = ()
-    if visible.any():
-        instances = (InstanceMask(1.0, answer.iou, answer.mask, visible, complete),)
+    answers = [one.answer(decision.mask_type) for one in drawn]
+    outlines = [one.outline for one in drawn]
+    completions = [one.completion for one in drawn if one.completion is not None]
+    instances = []
+    for one, answer in zip(drawn, answers, strict=True):
+        visible, presence = one.outline.mask, one.outline.presence
+        if visible.any():
+            confidence = presence * answer.iou
+            instances.append(InstanceMask(presence, confidence, answer.mask, visible, one.complete))
+    instances.sort(key=lambda instance: -instance.presence)
+    # A mask that was given has no score.
+    pairs = zip(outlines, answers, strict=True)
+    ious = [answer.iou for one, answer in pairs if not (one.is_given and answer is one)]
+    candidates = [candidate for outline in outlines for candidate in outline.candidates]
     return Prediction(
         query=request.text,
         mask_type=decision.mask_type,
         amodal_probability=decision.amodal_probability,
         undecided=decision.undecided,
-        score=None if is_given and answer is outline else answer.iou,
-        modal=visible,
-        amodal=complete,
-        instances=instances,
-        candidates=tuple(Candidate(masks.encode(one.mask), one.iou) for one in outline.candidates),
+        target=decision.target,
+        score=float(np.mean(ious)) if ious else None,
+        modal=masks.union((outline.mask for outline in outlines), size),
+        amodal=masks.union((one.complete for one in drawn), size),
+        instances=tuple(instances),
+        candidates=tuple(Candidate(masks.encode(one.mask), one.iou) for one in candidates),
+        presence=max((outline.presence for outline in outlines), default=0.0),
         unread=unread,
-        is_given=is_given,
-        has_both_masks=completion is not None,
-        hidden_probability=None if completion is None else completion.hidden_probability,
-        unsure_below=answer.unsure_below,
+        is_given=any(outline.is_given for outline in outlines),
+        has_both_masks=len(completions) == len(drawn),
+        hidden_probability=max((one.hidden_probability for one in completions), default=None),
+        unsure_below=min((answer.unsure_below for answer in answers), default=0.0),
     )
 
 

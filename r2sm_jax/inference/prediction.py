@@ -91,9 +91,12 @@ class Prediction:
     mask_logits: Float[np.ndarray, "H W"] | None = None
     """Above 0 where `mask` is. Filled in only on request."""
     presence: float = 1.0
-    """Probability that the image has what the query means. Masks are empty below a threshold."""
+    """Probability that the image has what the query means. Masks are empty below a threshold. With
+    a finder it is above 0.5 if that found something, by its score, and 0 if not."""
     undecided: bool = False
     """The probability of amodal is within the margin of `predict --abstain` around 0.5."""
+    target: str | None = None
+    """The words of the query that name what is meant; None if none do, or the model cannot tell."""
     unread: str = ""
     """The end of the query, where it is longer than the language model's limit."""
     is_given: bool = False
@@ -208,6 +211,7 @@ class Prediction:
             "mask_type": self.mask_type,
             "amodal_probability": self.amodal_probability,
             **({"undecided": True} if self.undecided else {}),
+            "target": self.target,
             "score": self.score,
             "hidden_probability": None,
             **self._scores(),
@@ -301,6 +305,8 @@ class Prediction:
         if self.is_absent:
             return f"absent: {name}, probability that it is there {self.presence:.2f}"
         parts = [f"{self.mask_type or 'no decision'}: {name}"]
+        if self.target is not None:
+            parts.append(f'target "{self.target}"')
         if self.amodal_probability is not None:
             parts.append(f"probability of amodal {self.amodal_probability:.2f}")
         if self.undecided:

@@ -13,8 +13,9 @@ Without a place they find the object, too:
     both              R2SM.decode                                        R2SMOutput
     masks, scores     by_words (postprocess.py)                          Prediction
 
-Where the caller says where the object is, it is drawn there:
+Where the caller, or a finder of others, says where the object is, it is drawn there:
 
+    found objects     find_objects, choose (choose.py)                   Outline
     mask, box, clicks Parts.draw (parts.py): outliner, then completer    Drawn
     masks, scores     at_place (postprocess.py)                          Prediction
 """
@@ -26,10 +27,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
@@ -41,6 +43,7 @@ from r2sm_jax.data.mask_reader import list_masks, read_mask, read_union
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.choose import Finder, choose, find_objects
 from r2sm_jax.inference.decision import Decision, check_abstain, decide, warn_of_unread
 from r2sm_jax.inference.parts import Parts
 from r2sm_jax.inference.postprocess import at_place, by_words, name_hiders
@@ -119,6 +122,7 @@ class Predictor:
         self._encode_image = self._compiled(R2SM.encode_image)
         self._decode = self._compiled(R2SM.decode)
         self._amodal_logit = self._compiled(_calibrated_amodal_logit)
+        self._target_logits = self._compiled(_target_logits)
 
     def _compiled(self, method: Callable[..., Any]) -> Callable[..., Any]:
         graphdef, precision = self.graphdef, self.matmul_precision
@@ -185,6 +189,7 @@ class Predictor:
         boxes: Any = None,
         points: Any = None,
         others: Any = None,
+        finder: Finder | None = None,
     ) -> list[Prediction]:
         """Returns one prediction for each query about one image.
 
@@ -207,18 +212,21 @@ class Predictor:
                 None. A click that is not positive lies beside the object.
             others: what shows of all objects of the image, the queries' own or not: masks that say
                 where something can be hidden. None: they are not known.
+            finder: finds the things that the words of the other queries name (finders.py), of which
+                each sentence chooses. They are neighbours of each other.
 
         What is given for a single query may stand without a list around it.
 
         Raises InputError if there is no image, or it is one that another model encoded; as
-        `read_requests`; if `others` are given and no place; if the run has an oracle head and no
-        mask type is forced; and if the model lacks the completer or the outliner that is needed.
+        `read_requests` and `find_objects`; if `others` are given and no place; if the run has an
+        oracle head and no mask type is forced; and if the model lacks the completer or the outliner
+        that is needed.
         """
         photo = self._photo(image)
         requests = read_requests(queries, photo.size, mask_type, masks, boxes, points)
         check_abstain(abstain)
-        places = [request.place for request in requests if request.place is not None]
-        if others is not None and not places:
+        has_place = any(request.place is not None for request in requests)
+        if others is not None and not has_place and finder is None:
             raise InputError(
                 "others= says what lies beside a mask, a box or clicks; give one of these as well"
             )
@@ -226,15 +234,18 @@ class Predictor:
 
         outputs = self._look(photo, requests)
         decisions = self._decide(requests, outputs, abstain)
+        if finder is not None:
+            requests, visible = self._find(finder, photo, requests, decisions, outputs, visible)
         for request, decision in zip(requests, decisions, strict=True):
             if request.place is not None:
                 self.parts.check(request.place, decision.mask_type)
+        places = [request.place for request in requests if request.place is not None]
         drawn = self.parts.draw(photo.pixels, places, visible)
         predictions = []
         for request, decision, output in zip(requests, decisions, outputs, strict=True):
             if request.place is not None:
                 unread = self.text_encoder.cut_off(request.text)
-                prediction = at_place(request, decision, next(drawn), unread=unread)
+                prediction = at_place(request, decision, next(drawn), photo.size, unread=unread)
             else:
                 assert output is not None
                 prediction = self._by_words(request, decision, output, photo.letterbox)
@@ -315,22 +326,54 @@ class Predictor:
         texts = [request.text for request, output in pairs if output is None and request.text]
         is_read = texts and self.config.head in LEARNED_HEADS
         logits = iter(self.amodal_logits(texts) if is_read else ())
+        targets = iter(self.targets([request.text for request in requests if request.text]))
         decisions = []
         for request, output in pairs:
             if output is not None:
                 logit = output.amodal_logit
             else:
                 logit = next(logits, 0.0) if request.text else 0.0
-            decisions.append(
-                decide(
-                    self.config.head,
-                    request.text,
-                    float(logit),
-                    request.mask_type,
-                    abstain=abstain,
-                )
+            decision = decide(
+                self.config.head,
+                request.text,
+                float(logit),
+                request.mask_type,
+                abstain=abstain,
             )
+            target = next(targets) if request.text else None
+            decisions.append(decision._replace(target=target))
         return decisions
+
+    def _find(
+        self,
+        finder: Finder,
+        photo: Photo,
+        requests: Sequence[Request],
+        decisions: Sequence[Decision],
+        outputs: Sequence[R2SMOutput | None],
+        visible: Mask | None,
+    ) -> tuple[list[Request], Mask | None]:
+        """Gives each request without a place those objects of a finder that its words choose.
+
+        Returns also the union of what shows of all objects: `visible`, and all that was found.
+        """
+        asked = [request.place is None for request in requests]
+        pairs = zip(requests, decisions, strict=True)
+        names = [decision.target or request.text for request, decision in pairs]
+        unique = list(dict.fromkeys(compress(names, asked)))
+        found = find_objects(finder, photo.pixels, unique, self.parts)
+        placed = []
+        for request, name, output in zip(requests, names, outputs, strict=True):
+            if request.place is None:
+                assert output is not None
+                chosen = choose(found[name], request.text, output, photo.letterbox)
+                request = request._replace(place=chosen)
+            placed.append(request)
+        shown = [outline.mask for outlines in found.values() for outline in outlines]
+        if visible is not None:
+            shown.append(visible)
+        # What lies beside a thing that was found alone is not known.
+        return placed, np.logical_or.reduce(shown) if len(shown) > 1 else visible
 
     # Many images.
 
@@ -420,8 +463,20 @@ class Predictor:
 
     def amodal_logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
         """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
+        return np.array(self._read_words(self._amodal_logit, sentences), np.float32)
+
+    def targets(self, sentences: Sequence[str]) -> list[str | None]:
+        """Returns the words of each sentence that name what is meant; None where none do, or the
+        model cannot tell."""
+        if not self.config.target:
+            return [None] * len(sentences)
+        logits = self._read_words(self._target_logits, sentences)
+        return list(map(self.text_encoder.tokenizer.target, sentences, logits))
+
+    def _read_words(self, compute: Callable[..., Any], sentences: Sequence[str]) -> list[Any]:
+        """Returns what a head computes of each sentence."""
         states, mask = self.text_encoder(list(sentences), self.text_encoder.max_tokens)
-        logits = [np.zeros(0, np.float32)]
+        values: list[Any] = []
         for start in range(0, len(sentences), QUERY_BUCKETS[-1]):
             part, is_real = (array[start : start + QUERY_BUCKETS[-1]] for array in (states, mask))
             count = next(count for count in QUERY_BUCKETS if count >= len(part))
@@ -429,9 +484,9 @@ class Predictor:
                 np.pad(array, [(0, count - len(part)), *[(0, 0)] * (array.ndim - 1)])
                 for array in (part, is_real)
             )
-            of_part = self._amodal_logit(self.weights, *padded, self.calibration)
-            logits.append(np.asarray(of_part)[: len(part)])
-        return np.concatenate(logits)
+            of_part = compute(self.weights, *padded, self.calibration)
+            values += list(np.asarray(of_part)[: len(part)])
+        return values
 
     def warm_up(self) -> None:
         """Compiles everything that `predict` needs, before a server opens."""
@@ -443,6 +498,7 @@ class Predictor:
             self.predict(["anything"] * num_queries, mask_type="modal", image=image)
             if self.config.head in LEARNED_HEADS:
                 self.amodal_logits(["anything"] * num_queries)
+            self.targets(["anything"] * num_queries)
         self.parts.warm_up(size)
 
     def _features(self, photos: Sequence[Photo]) -> ImageFeatures:
@@ -523,6 +579,14 @@ def _calibrated_amodal_logit(
 ) -> Float[jax.Array, " k"]:
     """Computes the logits of the mask-type head, without an image."""
     return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
+
+
+def _target_logits(
+    model: R2SM, text: jax.Array, mask: jax.Array, calibration: Calibration
+) -> Float[jax.Array, "k t"]:
+    """Computes for each token the logit that its word names what is meant."""
+    assert model.target_head is not None
+    return model.target_head(text[None].astype(jnp.float32), mask[None])[0]
 
 
 def _pad(items: Sequence[T], length: int, item: T) -> list[T]:

@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 from r2sm_jax.data.mask_reader import is_number, list_masks, read_mask
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.crop_models import Outline
 from r2sm_jax.inference.decision import check_query
 from r2sm_jax.query import MAX_CLICKS, Click, Prompt
 
 MASK_TYPE_CHOICES = ("auto", "modal", "amodal")
 """auto: the query decides."""
+
+
+Place = Mask | Prompt | tuple[Outline, ...]
+"""Where an object is: what shows of it, as the caller says; a box or clicks; or what a finder found
+and the sentence chose, which may be several objects or none."""
 
 
 class Request(NamedTuple):
@@ -21,8 +27,8 @@ class Request(NamedTuple):
     """The sentence; empty where a place stands in its place."""
     mask_type: str = "auto"
     """One of `MASK_TYPE_CHOICES`."""
-    place: Mask | Prompt | None = None
-    """Where the object is: what shows of it, as the caller says, or a box or clicks."""
+    place: Place | None = None
+    """None: its words find it."""
 
 
 def read_requests(
@@ -69,7 +75,7 @@ def read_requests(
                 raise InputError(
                     f"{where} has a mask, and a box or points as well; give one of them"
                 )
-            place = _read_prompt(box, clicks, size, where)
+            place = read_prompt(box, clicks, size, where)
         if text or place is None:
             check_query(text or "")
         requests.append(Request(text or "", mask_type, place))
@@ -94,7 +100,7 @@ def _list_points(points: Iterable[Any]) -> list[Any]:
     return points
 
 
-def _read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: str) -> Prompt:
+def read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: str) -> Prompt:
     """Reads x0 y0 x1 y1, or None, and clicks (x, y) or (x, y, is_positive).
 
     What lies outside of the image is cut off from a box. Raises InputError for a box without area

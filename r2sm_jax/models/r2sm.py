@@ -128,8 +128,7 @@ class R2SM(nnx.Module):
             dim = config.vision.efficientnet_dims[-1]
             self.classifier = nnx.data(Classifier(dim, config.text.dim, dtype=dtype, rngs=rngs))
 
-        # Nothing here reads it: it is for `decide`, and lies with the weights so that an export has
-        # it.
+        # Nothing here reads it: `decide` and `Predictor.targets` do.
         self.target_head = None
         if config.target:
             marker = heads.TargetHead(config.text.dim, len(config.text.layers), rngs=rngs)
