@@ -1,17 +1,23 @@
 """Random objects and the queries that the grammar writes about them."""
 
 import re
-from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.queries.objects import ObjectFacts
+from r2sm_jax.synthetic.queries.sentences import (
+    text_only_templates,
+    write_text_only_queries,
+    written_sentences,
+)
 from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.random_choice import pick
 from r2sm_jax.synthetic.scenes.drawings import CATEGORIES
 
+Queries = tuple[Query, ...]
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white")
 PATTERNS = lexicon().patterns
 ALL_CLASSES = lexicon().classes
@@ -63,17 +69,31 @@ def random_objects(
     return objects
 
 
-def write_samples(
-    split, num_images=60, photo_names=(), seed=0, count=8
-) -> Iterator[tuple[list[ObjectFacts], tuple[Query, ...]]]:
-    rng = np.random.default_rng(seed)
-    for _ in range(num_images):
+@cache
+def all_samples(split, photo_names: tuple[str, ...]) -> list[tuple[list[ObjectFacts], Queries]]:
+    rng = np.random.default_rng(0)
+    samples = []
+    for _ in range(250):
         objects = random_objects(rng, photo_names)
-        yield objects, write_queries(objects, rng=rng, count=count, split=split)
+        samples.append((objects, write_queries(objects, rng=rng, count=8, split=split)))
+    return samples
 
 
-def queries_of(split, num_images=100, **options) -> list[Query]:
-    return [q for _, queries in write_samples(split, num_images, **options) for q in queries]
+def samples_of(split, num_images=250, photo_names=()) -> list[tuple[list[ObjectFacts], Queries]]:
+    """Objects of some images with the queries about them; they are written once."""
+    return all_samples(split, photo_names)[:num_images]
+
+
+def texts_of(split, num_images=250, photo_names=()) -> list[str]:
+    samples = samples_of(split, num_images, photo_names)
+    return [query.text for _, queries in samples for query in queries]
+
+
+def text_only() -> list[str]:
+    """Every text that the sentences without an image are made of."""
+    texts = [text for section in text_only_templates().values() for text in section]
+    texts += [sentence.text for sentence in written_sentences()]
+    return texts + [sentence.text for sentence in write_text_only_queries(1000, seed=0)]
 
 
 def has_words(text: str, words: str) -> bool:

@@ -79,15 +79,19 @@ def test_clicks_and_corners_are_places_of_the_photo(page, file, monkeypatch):
     assert picture is not None and (picture[100, 200] == 255).all()
 
 
-def test_a_given_mask_is_kept(page, file, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_inverted", [False, True])
+def test_a_given_mask_is_kept_and_said_to_be_inverted_if_it_seems_so(
+    is_inverted, page, file, tmp_path
+):
     page.predictor.parts = page.predictor.parts._replace(completer=StubCompleter())
-    given = np.zeros(SIZE, np.uint8)
-    given[10:40, 20:60] = 255
+    given = np.full(SIZE, is_inverted)
+    given[10:40, 20:60] = not is_inverted
     Image.fromarray(given).save(tmp_path / "mask.png")
     photo, _ = page.open_photo(file)
     _, words, _, path = page.answer(photo, QUERY, "amodal", str(tmp_path / "mask.png"))
-    np.testing.assert_array_equal(masks_of(path)["modal"], given > 0)
+    np.testing.assert_array_equal(masks_of(path)["modal"], given)
     assert "predicted IoU 0.90, probability of a hidden part 0.25" in words
+    assert ("inverted?" in words) == is_inverted
 
 
 def test_what_cannot_be_answered_is_told(page, file, tmp_path):
@@ -101,26 +105,21 @@ def test_what_cannot_be_answered_is_told(page, file, tmp_path):
         page.answer(page.open_photo(file)[0], " ", "auto", None)
 
 
-def test_many_visitors_keep_their_photos_and_few_are_in_memory(page, file, tmp_path):
-    visit, _ = page.open_photo(file)
-    for number in range(40):
-        other = tmp_path / f"{number}.png"
-        Image.new("RGB", (40, 30)).save(other)
-        page.open_photo(str(other))
+def test_many_visitors_keep_their_photos_until_the_file_is_gone(page, tmp_path):
+    visits = []
+    for number in range(demo.NUM_PHOTOS_IN_MEMORY + 2):
+        photo = tmp_path / f"{number}.png"
+        Image.new("RGB", (40, 30)).save(photo)
+        visits.append(page.open_photo(str(photo))[0])
     assert page._photo.cache_info().currsize == demo.NUM_PHOTOS_IN_MEMORY
-    *_, path = page.answer(visit, QUERY, "auto", None)
-    assert masks_of(path)["mask"].shape == SIZE
+    *_, path = page.answer(visits[0], QUERY, "auto", None)
+    assert masks_of(path)["mask"].shape == (30, 40)
 
-
-def test_a_photo_that_was_forgotten_is_said_to_be_gone(page, tmp_path):
-    path = tmp_path / "photo.png"
-    Image.new("RGB", (40, 30)).save(path)
-    visit, _ = page.open_photo(str(path))
-    path.unlink()
+    Path(visits[1].file).unlink()
     with pytest.raises(InputError, match="no longer here; upload it again"):
-        page.answer(visit, QUERY, "auto", None)
+        page.answer(visits[1], QUERY, "auto", None)
     with pytest.raises(InputError, match="no longer here"):
-        page.add_click(visit, ON, (1, 1))
+        page.add_click(visits[1], ON, (1, 1))
 
 
 def test_no_message_shows_where_files_lie(page, tmp_path):
@@ -132,16 +131,6 @@ def test_no_message_shows_where_files_lie(page, tmp_path):
     text = page.hide_folder(str(error.value))
     assert text.startswith("a.jpg: the image cannot be read")
     assert str(tmp_path) not in text and "3a81c0" not in text
-
-
-def test_an_inverted_mask_is_told(page, file, tmp_path):
-    page.predictor.parts = page.predictor.parts._replace(completer=StubCompleter())
-    given = np.full(SIZE, 255, np.uint8)
-    given[10:40, 20:60] = 0
-    Image.fromarray(given).save(tmp_path / "mask.png")
-    visit, _ = page.open_photo(file)
-    _, words, *_ = page.answer(visit, QUERY, "auto", str(tmp_path / "mask.png"))
-    assert "inverted?" in words
 
 
 @pytest.mark.slow

@@ -19,35 +19,33 @@ import pytest
 from flax import nnx
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from tiny_crops import COMPLETER, rectangle
 
 import r2sm_jax
 from r2sm_jax import evaluate, export as export_command, predict
-from r2sm_jax.config import CompleterConfig, DataConfig
+from r2sm_jax.config import DataConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import export as exports, load as loading, model_folder, stablehlo
 from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.export import add_parts, export, to_compact
 from r2sm_jax.inference.load import (
     UNIT,
-    fill,
     load,
     load_part,
     restore_compact,
 )
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.model_folder import RELEASED, find_folder, write_checksums
-from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.stablehlo import verify
 from r2sm_jax.models.calibration import Calibration
 from r2sm_jax.models.crop_unet import make_completer
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.matching import flat_weights
-from r2sm_jax.models.r2sm import R2SM, abstract_model
+from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.query import AMODAL
 from r2sm_jax.sources import open_split
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
-QUERIES = ["the red mug", "the whole red mug, hidden parts included"]
 COMMANDS = {"export": export_command.main, "predict": predict.main, "evaluate": evaluate.main}
 
 
@@ -119,14 +117,6 @@ def code_blocks(language: str) -> list[str]:
     return [code for name, code in blocks if name == language]
 
 
-def assert_same_predictions(one: Predictor, other: Predictor, photo: Path) -> None:
-    one.set_image(photo)
-    other.set_image(photo)
-    for a, b in zip(one.predict(QUERIES), other.predict(QUERIES), strict=True):
-        assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
-        assert len(a.instances) == len(b.instances)
-
-
 # The documentation, the run and its export.
 
 
@@ -166,14 +156,8 @@ def test_every_command_and_program_of_the_documentation_runs(
     np.testing.assert_allclose(found, expected.masks[:, AMODAL], atol=1e-3)
 
 
-def test_an_export_predicts_as_its_run(run, copy, workplace):
+def test_an_export_predicts_as_its_run_and_other_weights_do_not(run, copy):
     (copy / "README.md").write_text("Mine.")  # the card may be edited
-    predictor = r2sm_jax.load(copy)
-    assert_same_predictions(run.predictor, predictor, workplace / "photo.jpg")
-    assert predictor.weights_sha256 == run.predictor.weights_sha256
-
-
-def test_verification_measures_and_refuses(run, copy):
     text = verify(run, copy, samples(run))
     differences = [float(value) for value in re.findall(r"([\d.e-]+) in mask logits", text)]
     assert len(differences) == 2 and differences[0] == 0 and differences[1] <= 1e-4
@@ -289,15 +273,9 @@ def test_a_language_model_by_reference_replaces_an_earlier_export(
 # What does not load.
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def set_version(folder: Path) -> None:
+def edit_config(folder: Path, **changes) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"format_version": 9}))
+    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
 def change(file: Path, name: str, value: np.ndarray | None) -> None:
@@ -305,6 +283,11 @@ def change(file: Path, name: str, value: np.ndarray | None) -> None:
     weights = load_file(file)
     del weights[name]
     save_file(weights if value is None else weights | {name: value}, file)
+
+
+def change_a_byte(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
 
 
 def take_out(folder: Path) -> None:
@@ -323,8 +306,8 @@ def change_language_model(folder: Path) -> None:
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
         (lambda folder: (folder / "language_model/tokenizer.json").unlink(), "tokenizer.json: "),
-        (lambda folder: flip_a_bit(folder / "model.safetensors"), "model.safetensors: missing, ch"),
-        (set_version, "format version 9"),
+        (change_a_byte, "model.safetensors: missing, ch"),
+        (lambda folder: edit_config(folder, format_version=9), "format version 9"),
         (take_out, "does not fit its config.json: missing decoder.pos"),
         (change_language_model, "its weights have sha256"),
     ],
@@ -335,7 +318,10 @@ def test_what_is_missing_or_changed_is_refused(spoil, words, copy):
         r2sm_jax.load(copy)
 
 
-def test_the_fitted_mask_threshold_is_kept_and_older_exports_open_without(run, tmp_path):
+def test_the_fitted_mask_threshold_is_kept_and_older_exports_open_without(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(stablehlo, "PLATFORMS", ("cpu",))  # lowering takes most of the time
     shifted = run.predictor.updated(calibration=Calibration(mask_shift=0.3))
     out = tmp_path / "shifted"
     export(replace(run, predictor=shifted), out)
@@ -346,7 +332,7 @@ def test_the_fitted_mask_threshold_is_kept_and_older_exports_open_without(run, t
     assert "differences" in verify(replace(run, predictor=shifted), out, samples(run))
 
     del config["calibration"]["mask_shift"]
-    (out / "config.json").write_text(json.dumps(config))
+    edit_config(out, calibration=config["calibration"])
     write_checksums(out)
     assert r2sm_jax.load(out).mask_threshold == run.config.model.mask_threshold
 
@@ -354,29 +340,21 @@ def test_the_fitted_mask_threshold_is_kept_and_older_exports_open_without(run, t
 # Compact exports.
 
 
-def test_a_compact_export_predicts_like_the_run_in_float16(
-    run, compact, workplace, found_language_model
-):
-    weights = {}
-    for name, value in flat_weights(run.predictor.weights).items():
-        weights[name] = np.asarray(value).astype(np.float16)
+def test_a_compact_export_is_the_run_in_float16(run, compact, found_language_model):
     names = {"config.json", "model.safetensors", "preprocessor_config.json"}
     names |= {"README.md", "SHA256SUMS", "trained_on.txt"}
     assert {file.name for file in compact.iterdir()} == names
     assert "stablehlo" not in (compact / "README.md").read_text()
     stored = load_file(compact / "model.safetensors")
-    assert stored.keys() == weights.keys()
-    assert all(np.array_equal(stored[name], weights[name]) for name in weights)
-
-    before = run.predictor
-    graphdef, shapes = nnx.split(abstract_model(run.config.model))
-    rounded = fill(shapes, weights, compact)
-    expected = Predictor(
-        run.config.model, graphdef, rounded, before.text_encoder, before.calibration
-    )
     predictor = r2sm_jax.load(compact)
-    assert predictor.weights_sha256 == expected.weights_sha256 != before.weights_sha256
-    assert_same_predictions(expected, predictor, workplace / "photo.jpg")
+    weights, loaded = (flat_weights(one.weights) for one in (run.predictor, predictor))
+    assert stored.keys() == weights.keys() == loaded.keys()
+    for name, value in weights.items():
+        rounded = np.asarray(value).astype(np.float16)
+        assert stored[name].dtype == np.float16
+        np.testing.assert_array_equal(stored[name], rounded)
+        np.testing.assert_array_equal(loaded[name], rounded)
+    assert predictor.calibration == run.predictor.calibration
 
 
 @pytest.mark.parametrize("change", [0, 1])
@@ -480,16 +458,13 @@ def test_refusals(arguments, word, tiny_run, exported, tmp_path, refused):
 
 @pytest.fixture(scope="module")
 def completer() -> MaskCompleter:
-    sizes = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-    weights = nnx.state(make_completer(sizes, rngs=nnx.Rngs(0)))
-    return MaskCompleter(sizes, weights, threshold=-2.0)
+    weights = nnx.state(make_completer(COMPLETER, rngs=nnx.Rngs(0)))
+    return MaskCompleter(COMPLETER, weights, threshold=-2.0)
 
 
 def completed(completer: MaskCompleter) -> np.ndarray:
     image = np.random.default_rng(0).integers(0, 255, (40, 50, 3), np.uint8)
-    mask = np.zeros((40, 50), bool)
-    mask[10:25, 10:30] = True
-    (completion,) = completer.complete(image, [mask])
+    (completion,) = completer.complete(image, [rectangle(40, 50, 10, 10, 30, 25)])
     return completion.mask
 
 

@@ -10,16 +10,12 @@ from query_samples import (
     GROUPS,
     clause_of,
     has_words,
-    queries_of,
+    text_only,
+    texts_of,
 )
 
 from r2sm_jax.synthetic.queries.grammar import Phrasebook, phrasebook
 from r2sm_jax.synthetic.queries.nouns import lexicon, plural
-from r2sm_jax.synthetic.queries.sentences import (
-    text_only_templates,
-    write_text_only_queries,
-    written_sentences,
-)
 
 BOOKS = [phrasebook(name) for name in ("wordings", "held_out", "test")]
 HELD_OUT_SPLITS = ("val_phrasing", "val_hard", "test")
@@ -27,7 +23,7 @@ DRAWN = (*CLASSES.values(), *GROUPS.values())
 EVERYTHING = (*ALL_CLASSES.values(), *lexicon().groups.values())
 
 
-def texts_of(book: Phrasebook, mask_type) -> set[str]:
+def wordings_of(book: Phrasebook, mask_type) -> set[str]:
     wordings = book.easy[mask_type] + book.hard[mask_type]
     return {text for wording in wordings for text in wording.texts}
 
@@ -35,13 +31,15 @@ def texts_of(book: Phrasebook, mask_type) -> set[str]:
 def assert_no_held_out_wording(text: str) -> None:
     """The longest part without a field of every held-out wording, if it has five words or more."""
     for book in BOOKS[1:]:
-        for wording in texts_of(book, "modal") | texts_of(book, "amodal"):
+        for wording in wordings_of(book, "modal") | wordings_of(book, "amodal"):
             longest = max(re.split(r"{\w+}", wording), key=len).lower().strip(" ,.?;:")
             assert len(longest.split()) <= 4 or longest not in text, wording
 
 
 def test_wordings_are_many_and_disjoint():
-    all_texts = [texts_of(book, mask_type) for book in BOOKS for mask_type in ("modal", "amodal")]
+    all_texts = [
+        wordings_of(book, mask_type) for book in BOOKS for mask_type in ("modal", "amodal")
+    ]
     assert len(set().union(*all_texts)) == sum(map(len, all_texts))
     for lists in ([b.commands for b in BOOKS], [b.questions for b in BOOKS]):
         assert len(set().union(*lists)) == sum(map(len, lists))
@@ -51,7 +49,7 @@ def test_wordings_are_many_and_disjoint():
     for mask_type in ("modal", "amodal"):
         assert len(train.easy[mask_type]) + len(train.hard[mask_type]) >= 150
         for book in held_out:
-            assert len(texts_of(book, mask_type)) >= 40 and len(book.hard[mask_type]) >= 25
+            assert len(wordings_of(book, mask_type)) >= 40 and len(book.hard[mask_type]) >= 25
 
 
 def test_a_file_is_read_as_its_notation_says(tmp_path):
@@ -97,39 +95,34 @@ def frames_of(texts) -> set[str]:
     }
 
 
-def test_nothing_held_out_occurs_in_training():
-    train = [query.text for query in queries_of("train", 250)]
-    held_out = [query.text for split in HELD_OUT_SPLITS for query in queries_of(split, 80)]
+def test_training_and_held_out_queries_share_no_text_and_no_frame():
+    train = texts_of("train")
+    held_out = [text for split in HELD_OUT_SPLITS for text in texts_of(split, 80)]
     assert not set(train) & set(held_out)
     assert not frames_of(train) & frames_of(held_out)
     assert len(frames_of(train)) > 800
 
-    text = "\n".join(train).lower()
-    assert_no_held_out_wording(text)
-    for entry in DRAWN:
-        for words in (*entry.held_out_nouns, *map(clause_of, entry.held_out_functions)):
-            assert not has_words(text, words), words
+
+PHOTOGRAPHED = sorted(ALL_CLASSES.keys() - (CLASSES.keys() - {"car", "cat", "book", "bottle"}))
 
 
-def test_held_out_words_of_photographed_classes_stay_held_out():
-    drawn_only = CLASSES.keys() - {"car", "cat", "book", "bottle"}
-    names = tuple(sorted(ALL_CLASSES.keys() - drawn_only))
-    texts = [query.text for query in queries_of("train", 150, photo_names=names)]
-    text = "\n".join(texts).lower()
-    for entry in map(ALL_CLASSES.get, names):
-        for words in (*entry.held_out_nouns, *map(clause_of, entry.held_out_functions)):
-            assert not has_words(text, words), words
+# Where the texts that are trained on come from -> these, and the entries of what they name.
+TRAINED = {
+    "drawn scenes": lambda: (texts_of("train"), DRAWN),
+    "photographs": lambda: (
+        texts_of("train", 150, photo_names=tuple(PHOTOGRAPHED)),
+        map(ALL_CLASSES.get, PHOTOGRAPHED),
+    ),
+    "text only": lambda: (text_only(), EVERYTHING),
+}
 
 
-def test_nothing_held_out_occurs_in_the_text_only_queries():
-    """They are trained on too: every text that they are made of is read, for nouns of all
-    classes."""
-    texts = [text for section in text_only_templates().values() for text in section]
-    texts += [sentence.text for sentence in written_sentences()]
-    texts += [sentence.text for sentence in write_text_only_queries(1000, seed=0)]
+@pytest.mark.parametrize("origin", TRAINED)
+def test_nothing_held_out_occurs_in_training(origin):
+    texts, entries = TRAINED[origin]()
     text = "\n".join(texts).lower()
     assert_no_held_out_wording(text)
-    for entry in EVERYTHING:
+    for entry in entries:
         nouns = (*entry.held_out_nouns, *map(plural, entry.held_out_nouns))
         for words in (*nouns, *map(clause_of, entry.held_out_functions)):
             # A plain search first: the text is long.
@@ -138,16 +131,16 @@ def test_nothing_held_out_occurs_in_the_text_only_queries():
 
 def test_held_out_splits_use_no_training_noun_or_function():
     for split in HELD_OUT_SPLITS:
-        for query in queries_of(split, 80):
+        for sentence in texts_of(split, 80):
             for entry in DRAWN:
                 allowed = " ".join((*entry.held_out_nouns, *entry.held_out_functions))
                 for words in map(clause_of, entry.functions):
-                    assert not has_words(query.text, words) or words in allowed
+                    assert not has_words(sentence, words) or words in allowed
 
-            text = query.text.lower()
+            text = sentence.lower()
             for entry in CLASSES.values():
                 for noun in entry.held_out_nouns:
                     forms = f"{re.escape(plural(noun))}|{re.escape(noun)}"
                     text = re.sub(rf"\b(?:{forms})\b", "X", text)
             nouns = [noun for entry in CLASSES.values() for noun in entry.nouns]
-            assert not [noun for noun in nouns if has_words(text, noun)], query.text
+            assert not [noun for noun in nouns if has_words(text, noun)], sentence

@@ -1,4 +1,4 @@
-"""The image encoder: shapes, windows, relative positions, frozen weights, initial values."""
+"""The image encoder: windows, relative positions, frozen weights, initial values."""
 
 import hashlib
 from dataclasses import replace
@@ -14,11 +14,10 @@ from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 
 VISION = TINY.vision
-FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 
 
 def make_encoder(config: VisionConfig) -> VisionEncoder:
-    return VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    return VisionEncoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
 
 
 @nnx.jit
@@ -28,22 +27,6 @@ def run(module, x):
 
 def normal(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
-
-
-@pytest.mark.parametrize(("encoder", "patch"), [("conv", 8), ("conv", 16), ("sam", 8)])
-def test_stems_give_tokens_and_the_two_strides_before_them(encoder, patch):
-    """SAM's patch embedding has no skips."""
-    config = replace(VISION, encoder=encoder, patch_size=patch)
-    model = nnx.eval_shape(lambda: VisionEncoder(config, dtype=BFLOAT16, rngs=nnx.Rngs(0)))
-    image = jax.ShapeDtypeStruct((2, 32, 32, 3), BFLOAT16)
-    out = nnx.eval_shape(lambda m, x: m(x), model, image)
-    grid = 32 // patch
-    assert out.tokens.shape == (2, grid, grid, 32) and out.tokens.dtype == BFLOAT16
-    if encoder == "sam":
-        assert out.skips == (None, None) and model.skip_dims == (0, 0)
-    else:
-        assert [x.shape[1:] for x in out.skips] == [(n, n, 32) for n in (4 * grid, 2 * grid)]
-        assert model.skip_dims == (32, 32)
 
 
 def test_windows_see_nothing_outside_and_need_not_divide_the_grid():

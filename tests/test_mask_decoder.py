@@ -1,18 +1,13 @@
-"""Mask kernels: masks by hand, modal masks within amodal ones, shapes of the pixel decoder."""
+"""Mask kernels: masks by hand, modal masks within amodal ones."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from flax import nnx
 from hypothesis import given, settings, strategies as st
-from tiny_models import TINY
 
 from r2sm_jax.config import NUM_COORDINATES
-from r2sm_jax.models.image_encoder import VisionFeatures
 from r2sm_jax.models.mask_decoder import (
     MaskKernels,
-    PixelDecoder,
     coordinate_features,
     predict_mask_logits,
     predict_masks,
@@ -59,13 +54,3 @@ def test_modal_lies_within_amodal_for_any_kernels_and_pixels(seed, scale):
     masks = predict_masks(kernels, normal(1, 4, 4, 4, seed=seed + 1, scale=scale))
     modal, amodal = masks[:, :, :, MODAL], masks[:, :, :, AMODAL]
     assert not ((modal > 0) & ~(amodal > 0)).any()
-
-
-@pytest.mark.parametrize("dims", [(0, 0), (5, 7), (0, 7)])
-def test_the_pixel_decoder_quadruples_the_resolution(dims):
-    decoder = nnx.eval_shape(lambda: PixelDecoder(TINY, dims, rngs=nnx.Rngs(0)))
-    shapes = [(2, 16, 16, dims[0]), (2, 8, 8, dims[1])]
-    skips = [jax.ShapeDtypeStruct(shape, jnp.float32) if shape[-1] else None for shape in shapes]
-    features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 32), jnp.float32), tuple(skips))
-    out = nnx.eval_shape(lambda m, f: m(f), decoder, features)
-    assert [x.shape for x in out] == [(2, 8, 8, 16), (2, 16, 16, TINY.decoder.mask_dim)]

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 from PIL import Image
 from run_files import save_completer
+from tiny_crops import COMPLETER, rectangle
 
-from r2sm_jax.config import CompleterConfig
 from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.decider import load_decider
 from r2sm_jax.models.crop_unet import make_completer
@@ -25,15 +25,13 @@ SENTENCE = "the whole red mug"
 @pytest.mark.slow
 def test_the_programs_of_the_documentation_answer_as_the_package(tiny_run, tmp_path, monkeypatch):
     pytest.importorskip("jax2onnx", reason="needs the packages of scripts/onnx/README.md")
-    config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
-    weights = nnx.state(make_completer(config, rngs=nnx.Rngs(0)))
-    completer = MaskCompleter(config, weights, threshold=0.5)
+    weights = nnx.state(make_completer(COMPLETER, rngs=nnx.Rngs(0)))
+    completer = MaskCompleter(COMPLETER, weights, threshold=0.5)
     save_completer(tmp_path / "completer", completer)
 
     rng = np.random.default_rng(0)
     photo = rng.integers(0, 256, (48, 64, 3), np.uint8)
-    visible = np.zeros((48, 64), bool)
-    visible[10:30, 20:40] = True
+    visible = rectangle(48, 64, 20, 10, 40, 30)
     Image.fromarray(photo).save(tmp_path / "photo.png")
     Image.fromarray(visible).save(tmp_path / "mask.png")
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from query_samples import text_only
 
 from r2sm_jax.evaluation.wordings import score_wordings
 from r2sm_jax.query import MASK_TYPES
@@ -16,7 +17,6 @@ from r2sm_jax.synthetic.queries.plain import HELD_OUT, plain_nouns, plain_senten
 from r2sm_jax.synthetic.queries.sentences import (
     text_only_templates,
     write_text_only_queries,
-    written_sentences,
 )
 
 
@@ -52,9 +52,7 @@ def test_what_can_be_full_of_something_is_meant_by_its_contents(text, mask_type)
 
 
 def test_nothing_of_the_held_out_half_is_trained_on():
-    texts = [text for section in text_only_templates().values() for text in section]
-    texts += [sentence.text for sentence in written_sentences()]
-    texts += [sentence.text for sentence in write_text_only_queries(1000, seed=0)]
+    texts = text_only()
     texts += [line for lines in read_sections("wordings.txt").values() for line in lines]
     for entry in (*lexicon().classes.values(), *lexicon().groups.values()):
         texts += [*entry.classes, *entry.nouns, *entry.functions]

@@ -17,19 +17,11 @@ from run_files import arrays, logged, with_flags
 from test_loop import at_step
 from test_run_folder import LOGGED
 
-from r2sm_jax.config import Config, ProcessConfig
+from r2sm_jax.config import ProcessConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.train import main
 from r2sm_jax.training import processes
-from r2sm_jax.training.processes import (
-    broadcast,
-    describe_devices,
-    make_mesh,
-    place,
-    running,
-    shardings,
-)
-from r2sm_jax.training.run_folder import resolve_auto
+from r2sm_jax.training.processes import describe_devices, running, shardings
 
 pytestmark = pytest.mark.slow
 
@@ -73,13 +65,6 @@ def test_large_weights_are_divided_along_the_largest_axis_that_can_be():
         "small": (),
         "vector": ("fsdp",),
     }
-
-
-def test_one_process_needs_no_others():
-    mesh = make_mesh(resolve_auto(Config()).train)
-    placed = place(mesh, {"a": np.arange(3)})
-    assert broadcast("x") == "x" and placed["a"].tolist() == [0, 1, 2]
-    assert mesh.axis_names == ("data", "fsdp")
 
 
 # Two and four real processes.

@@ -5,11 +5,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
-import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
 from r2sm_jax import export
+from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.export import export as write_export, push
 from r2sm_jax.inference.load import load
 from r2sm_jax.inference.model_folder import check_files
@@ -47,13 +47,14 @@ class Hub:
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch) -> Hub:
+    monkeypatch.setattr(stablehlo, "PLATFORMS", ("cpu",))  # lowering takes most of the time
     hub = Hub(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: hub.token)
     return hub
 
 
-def test_what_is_pushed_is_a_whole_export_that_predicts_the_same(tiny_run, tmp_path, hub, command):
+def test_what_is_pushed_is_a_whole_export(tiny_run, tmp_path, hub, command):
     out = tmp_path / "mugs"
     out.mkdir()
     (out / "notes.txt").write_text("not for others")
@@ -63,15 +64,6 @@ def test_what_is_pushed_is_a_whole_export_that_predicts_the_same(tiny_run, tmp_p
     pushed = hub.folder / "me" / "mugs"
     check_files(pushed)
     assert not (pushed / "notes.txt").exists()
-    image = np.full((40, 50, 3), 90, np.uint8)
-    image[10:30, 10:30] = 200
-    predictions = []
-    for run in (load(tiny_run), load(pushed)):
-        (prediction,) = run.predictor.predict(["the whole red mug"], image=image)
-        predictions.append(prediction)
-    assert np.array_equal(predictions[0].mask, predictions[1].mask)
-    assert predictions[0].amodal_probability == predictions[1].amodal_probability
-
     # The head of the card, as the hub reads it.
     data = ModelCard.load(pushed / "README.md").data.to_dict()
     assert data["library_name"] == "r2sm_jax" and data["pipeline_tag"] == "image-segmentation"

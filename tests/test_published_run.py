@@ -1,15 +1,12 @@
-"""Runs that start from published image encoders: train, stop, resume, evaluate and predict, without
-the files."""
+"""Runs that start from published image encoders: train, stop, resume and predict without the files."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
-from PIL import Image
 from run_files import arrays, with_flags
 
-from r2sm_jax import evaluate, predict
+from r2sm_jax.inference.load import load
 from r2sm_jax.train import main
 from r2sm_jax.training.run_folder import read_config
 
@@ -51,11 +48,10 @@ def test_a_run_stands_on_its_own(published_flags, published_folders, tmp_path, c
     assert command(main, "--resume", "--run", run).code == 0
     again = arrays(run, 2)
     assert all(two[name].tobytes() == again[name].tobytes() for name in two)
-    assert command(evaluate.main, run, "--samples", 2, "--out", tmp_path / "scores").code == 0
-    image = tmp_path / "image.png"
-    Image.fromarray(np.zeros((40, 70, 3), np.uint8)).save(image)
-    end = command(predict.main, run, image, "the red mug", "--json")
-    assert end.code == 0 and json.loads(end.out)["size"] == [40, 70]
+    (prediction,) = load(run).predictor.predict(
+        ["the red mug"], image=np.zeros((40, 70, 3), np.uint8)
+    )
+    assert prediction.mask.shape == (40, 70)
 
 
 @pytest.mark.parametrize(

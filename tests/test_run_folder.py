@@ -112,21 +112,10 @@ def test_a_folder_in_the_place_of_the_link_stays(tmp_path, monkeypatch, capsys):
             ["model.head (attention in the run, linear now)", "train.seed (0 in the run, 3 now)"],
         ),
         (["--run", "RUN", "--resume", "--train.steps", 9], ["(4 in the run, 9 now)", "--init RUN"]),
-        (["--run", "OTHER_DATA", "--resume"], ["data.sha256"]),
         (["--run", "OTHER_TEXT", "--resume"], ["language_model.sha256"]),
     ],
 )
 def test_refusals(arguments, words, tiny_run, tiny_flags, tmp_path, refused):
-    def changed(name: str, change) -> Path:
-        run = Path(shutil.copytree(tiny_run, tmp_path / name))
-        stored = json.loads((run / "config.json").read_text())
-        change(stored["config"])
-        write_json(run / "config.json", stored)
-        return run
-
-    def change_text(config) -> None:
-        config["model"]["text"]["name"] = str(write_bert(tmp_path / "bert", seed=1))
-
     paths = {"RUN": tiny_run, "NEW": tmp_path / "new", "NOWHERE": tmp_path / "nowhere"}
     paths["FILE"] = tmp_path / "file"
     paths["FILE"].write_text("")
@@ -134,19 +123,20 @@ def test_refusals(arguments, words, tiny_run, tiny_flags, tmp_path, refused):
         paths["OF_OTHERS"] = tmp_path / "others"
         paths["OF_OTHERS"].mkdir()
         (paths["OF_OTHERS"] / "config.json").write_text('{"model_type": "bert"}')
+    for name in ("NO_WEIGHTS", "CUT_WEIGHTS", "NO_CHECKPOINT"):
+        if name in arguments:
+            paths[name] = Path(shutil.copytree(tiny_run, tmp_path / name))
     if "NO_WEIGHTS" in arguments:
-        paths["NO_WEIGHTS"] = changed("no_weights", lambda config: None)
         (paths["NO_WEIGHTS"] / "model.safetensors").unlink()
     if "CUT_WEIGHTS" in arguments:
-        paths["CUT_WEIGHTS"] = changed("cut_weights", lambda config: None)
         os.truncate(paths["CUT_WEIGHTS"] / "model.safetensors", 1000)
     if "NO_CHECKPOINT" in arguments:
-        paths["NO_CHECKPOINT"] = changed("no_checkpoint", lambda config: None)
         shutil.rmtree(paths["NO_CHECKPOINT"] / "checkpoints")
-    if "OTHER_DATA" in arguments:
-        paths["OTHER_DATA"] = changed("data", lambda config: config["data"].update(seed=1))
     if "OTHER_TEXT" in arguments:
-        paths["OTHER_TEXT"] = changed("text", change_text)
+        paths["OTHER_TEXT"] = run = Path(shutil.copytree(tiny_run, tmp_path / "text"))
+        stored = json.loads((run / "config.json").read_text())
+        stored["config"]["model"]["text"]["name"] = str(write_bert(tmp_path / "bert", seed=1))
+        write_json(run / "config.json", stored)
 
     def with_paths(text: str) -> str:
         for name, path in paths.items():

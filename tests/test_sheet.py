@@ -9,59 +9,39 @@ from r2sm_jax.data.sheet import Panel, grid, paint, save_sheet
 from r2sm_jax.query import Query
 from r2sm_jax.tools.show import sample_row
 
-RNG = np.random.default_rng(0)
+IMAGE = np.random.default_rng(0).integers(90, 160, (48, 64, 3), dtype=np.uint8)
+NOTHING = np.zeros((48, 64), bool)
+VISIBLE, OCCLUDED = NOTHING.copy(), NOTHING.copy()
+VISIBLE[8:40, 8:28] = True
+OCCLUDED[8:40, 28:52] = True
+COMPLETE = VISIBLE | OCCLUDED
 
 
-def picture(height: int = 48, width: int = 64) -> np.ndarray:
-    return RNG.integers(90, 160, (height, width, 3), dtype=np.uint8)
-
-
-def parts(height: int = 48, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    visible, occluded = np.zeros((height, width), bool), np.zeros((height, width), bool)
-    visible[8:40, 8:28] = True
-    occluded[8:40, 28:52] = True
-    return visible, occluded
-
-
-def sample(height: int = 48, width: int = 64, queries: int = 6) -> Sample:
-    visible, occluded = parts(height, width)
-    instances = (
-        Instance(1, "mug", visible, visible | occluded),
-        Instance(2, "box", occluded, None),
-    )
+def sample(queries: int = 6) -> Sample:
+    instances = (Instance(1, "mug", VISIBLE, COMPLETE), Instance(2, "box", OCCLUDED, None))
     questions = [
         Query(n, f"query {n}", "amodal" if n == 4 else "modal", ((1,), (2,), (1, 2), ())[n % 4])
         for n in range(queries)
     ]
-    return Sample(1, "photo.png", picture(height, width), instances, tuple(questions))
+    return Sample(1, "photo.png", IMAGE, instances, tuple(questions))
 
 
-def test_overlay_tints_the_two_parts_differently():
-    visible, occluded = parts()
-    image = picture()
-    before = image.copy()
-    drawn = paint(image, visible, visible | occluded).astype(int)
-    np.testing.assert_array_equal(image, before)
-    assert drawn.shape == image.shape
-    inside = np.s_[14:34, 13:23], np.s_[14:34, 33:47]
-    assert (drawn[inside[0]][..., 2] - drawn[inside[0]][..., 0]).mean() > 40  # blue
-    assert (drawn[inside[1]][..., 0] - drawn[inside[1]][..., 2]).mean() > 40  # orange
-    assert drawn[inside[1]].std() > drawn[inside[0]].std()  # hatched
+def test_overlay_tints_the_two_parts_differently_and_nothing_without_a_mask():
+    before = IMAGE.copy()
+    drawn = paint(IMAGE, VISIBLE, COMPLETE).astype(int)
+    np.testing.assert_array_equal(paint(IMAGE, NOTHING, NOTHING), IMAGE)
+    np.testing.assert_array_equal(IMAGE, before)
+    visible, occluded = drawn[14:34, 13:23], drawn[14:34, 33:47]
+    assert (visible[..., 2] - visible[..., 0]).mean() > 40  # blue
+    assert (occluded[..., 0] - occluded[..., 2]).mean() > 40  # orange
+    assert occluded.std() > visible.std()  # hatched
 
 
 def test_the_outline_goes_around_the_mask_that_is_asked_for():
-    visible, occluded = parts()
     image = np.full((48, 64, 3), 100, np.uint8)
-    modal, amodal = (
-        paint(image, visible, visible | occluded, kind) for kind in ("modal", "amodal")
-    )
+    modal, amodal = (paint(image, VISIBLE, COMPLETE, kind) for kind in ("modal", "amodal"))
     far_side = np.s_[12:36, 52]  # just right of the occluded part
     assert amodal[far_side].mean() > modal[far_side].mean() + 50
-
-
-def test_no_mask_leaves_the_image_alone():
-    image, nothing = picture(), np.zeros((48, 64), bool)
-    np.testing.assert_array_equal(paint(image, nothing, nothing), image)
 
 
 def test_a_sample_row_shows_both_types_and_says_what_is_meant():
@@ -77,8 +57,9 @@ def test_a_sample_row_shows_both_types_and_says_what_is_meant():
 
 @pytest.mark.parametrize("size", [(48, 64), (96, 96), (200, 60), (3, 200)])
 def test_sheets_of_any_image_shape(size, tmp_path):
-    panel = Panel(picture(*size), "a query that is long " * 12 + "W" * 300)
-    page = grid([[panel, Panel(picture(*size), "")], [panel]], title="a title " * 40)
+    picture = np.full((*size, 3), 120, np.uint8)
+    panel = Panel(picture, "a query that is long " * 12 + "W" * 300)
+    page = grid([[panel, Panel(picture, "")], [panel]], title="a title " * 40)
     assert page.dtype == np.uint8 and page.ndim == 3
     save_sheet(tmp_path / "sheet.png", [[panel]])
     with Image.open(tmp_path / "sheet.png") as saved:
@@ -86,10 +67,9 @@ def test_sheets_of_any_image_shape(size, tmp_path):
 
 
 def test_tiny_masks_stay_visible():
-    visible = np.zeros((48, 64), bool)
+    visible = NOTHING.copy()
     visible[20, 30] = True
-    nothing = np.zeros_like(visible)
-    image = np.full((48, 64, 3), 120, np.uint8)
-    with_mask = paint(image, visible, visible, "modal", ratio=8)
-    without = paint(image, nothing, nothing, "modal", ratio=8)
-    assert (np.abs(with_mask.astype(int) - without).max(-1) > 60).sum() > 50
+    with_mask, without = (
+        paint(IMAGE, mask, mask, "modal", ratio=8).astype(int) for mask in (visible, NOTHING)
+    )
+    assert (np.abs(with_mask - without).max(-1) > 60).sum() > 50

@@ -327,7 +327,7 @@ def predict_images(
         "mask_type": mask_type,
     }
     if finder is not None:
-        settings["finder"] = finder
+        of["finder"] = finder
     whole = tasks
     first, step = shard
     tasks = whole[first - 1 :: step]
