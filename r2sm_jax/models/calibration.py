@@ -52,7 +52,7 @@ class Calibration(NamedTuple):
     """Where a part is hidden with a lower probability, the given mask is the answer."""
 
     def iou(
-        self, predicted: Float[ArrayLike, "*m"], agreement: Float[ArrayLike, "*#m"] = 0.5
+        self, predicted: Float[ArrayLike, "*m"], agreement: Float[ArrayLike, "*m"] = 0.5
     ) -> Float[ArrayLike, "*m"]:
         """Calibrates predicted IoUs, from 0 to 1: arrays of NumPy or of JAX."""
         array = jnp if isinstance(predicted, jax.Array) else np
