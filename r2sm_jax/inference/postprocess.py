@@ -64,12 +64,13 @@ def by_words(
     """
     asked = AMODAL if decision.mask_type == "amodal" else MODAL
     # The first of the axis q is the fused pair, the others are slots.
-    modal, amodal = resize_masks(output.masks[0], letterbox)
+    logits = np.asarray(output.masks)
+    modal, amodal = resize_masks(logits[0], letterbox)
     mask_logits = None
     if with_logits:
-        mask_logits = letterbox.undo(output.masks[0, MODAL])
+        mask_logits = letterbox.undo(logits[0, MODAL])
         if asked == AMODAL:
-            mask_logits = np.maximum(mask_logits, letterbox.undo(output.masks[0, AMODAL]))
+            mask_logits = np.maximum(mask_logits, letterbox.undo(logits[0, AMODAL]))
 
     presence = expit(output.presence)
     has_target = output.presence[0] > presence_threshold
@@ -80,7 +81,7 @@ def by_words(
         # Most slots are absent, and resizing their masks would take most of the time.
         if not is_present[slot] and not with_absent_slots:
             continue
-        pair = resize_masks(output.masks[slot], letterbox)
+        pair = resize_masks(logits[slot], letterbox)
         mask = pair[asked]
         if not mask.any():
             continue
