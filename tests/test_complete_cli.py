@@ -222,6 +222,10 @@ def test_a_draft_that_lost_its_visible_masks_is_no_file_of_visible_masks(place, 
     for words in (["complete", "lost.json", *flags(out="b.json")], ["check", "lost.json"]):
         end = command(main, *words)
         assert end.code == 2 and "convert corrected FILE --over DRAFT" in end.err, words
+    for annotation in draft["annotations"]:
+        annotation["completed_by"] = 3  # a person, as in Label Studio
+    write("lost.json", draft)
+    assert command(main, "check", "lost.json", "--images", "photos").code == 0
 
 
 def test_boxes_know_what_is_before_them_and_bare_ones_go(place, command, completer, monkeypatch):

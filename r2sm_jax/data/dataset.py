@@ -590,7 +590,8 @@ def draw_polygons(record: dict[str, Any], size: tuple[int, int]) -> None:
         return
     stated = record.get(COMPLETED_BY)
     drawn = {name: masks.as_polygons(record[name]) for name in MASKS if record.get(name)}
-    if stated and stated.get("segmentation") == masks.digest(record["segmentation"]):
+    amodal = record["segmentation"]
+    if isinstance(stated, dict) and amodal and stated["segmentation"] == masks.digest(amodal):
         # It is the machine's, and so are the polygons.
         amodal, modal = (masks.compressed(drawn[name], *size) for name in MASKS)
         both = masks.merge([amodal, modal], *size)

@@ -342,7 +342,7 @@ def one_polygon(mask: Mask) -> Float[np.ndarray, "n 2"]:
     rings = [_simplify(ring, 0.5)[:-1] for ring in _all_rings(mask)]
     joined, *others = [ring for ring in rings if len(ring) > 2] or [np.empty((0, 2))]
     for ring in others:
-        distances, places = KDTree(ring).query(joined)
+        distances, places = map(np.asarray, KDTree(ring).query(joined))
         start = int(distances.argmin())
         around = np.roll(ring, -int(places[start]), axis=0)
         joined = np.concatenate([joined[: start + 1], around, around[:1], joined[start:]])

@@ -300,7 +300,9 @@ def value_faults(annotation: Annotation) -> Iterator[str]:
     for field in ("ignore", "iscrowd"):
         if parse_flag(getattr(annotation, field)) is None:
             yield f"{field} is {getattr(annotation, field)!r}, neither true nor false"
-    if annotation.completed_by is not None and bytes(annotation.visible_mask) == b"null":
+    # Label Studio has a field of this name for people.
+    is_of_machine = isinstance(annotation.completed_by, dict)
+    if is_of_machine and bytes(annotation.visible_mask) == b"null":
         yield "its visible_mask is lost; put it back: data convert corrected FILE --over DRAFT"
 
 

@@ -329,7 +329,8 @@ class Prediction:
 def separate_parts(mask: Mask) -> list[Mask]:
     """Returns the connected parts of a mask `[H W]`, the largest first. It has those that are much
     smaller, which are no objects."""
-    labels, _ = label(mask)
+    labels = np.zeros(mask.shape, np.int32)
+    label(mask, output=labels)
     areas = np.bincount(labels.ravel())
     areas[0] = 0  # of the background
     numbers = [n for n in np.argsort(-areas) if areas[n] > MIN_PART * areas.max()]
@@ -359,7 +360,7 @@ def to_supervision(predictions: Iterable[Prediction]) -> Any:
     numbers, answers, scores, modal, amodal = zip(*objects, strict=True)
     pairs = zip(answers, modal, amodal, strict=True)
     asked = [whole if one.mask_type == "amodal" else visible for one, visible, whole in pairs]
-    data = {
+    data: dict[str, Any] = {
         "class_name": np.array([one.query for one in answers]),
         "mask_type": np.array([str(one.mask_type) for one in answers]),
         "modal": np.stack(modal),

@@ -136,12 +136,12 @@ def complete(
     records = write(out, completed, info, categories, overwrite, kept, polygons)
     finished.remove(files)
 
-    annotations = records["annotations"]
-    drawn = [a for a in annotations if COMPLETED_BY in a and "score" in a and not a["iscrowd"]]
+    written = records["annotations"]
+    drawn = [a for a in written if COMPLETED_BY in a and "score" in a and not a["iscrowd"]]
     rates = [annotation["occlude_rate"] for annotation in drawn]
     hidden = [rate for rate in rates if rate >= HIDDEN_FROM]
     num_kept = sum(is_of_people(i) for truth in completed for i in truth.instances)
-    num_others = len(annotations) - len(rates) - num_kept
+    num_others = len(written) - len(rates) - num_kept
     print(
         f"wrote {out}: {len(rates)} objects completed in {len(completed)} images, {len(hidden)} of "
         f"them larger now by {HIDDEN_FROM:.0%} and more; {num_others} crowds or ignored regions "
@@ -153,7 +153,7 @@ def complete(
         print(f"{num_earlier} of the images were finished by an earlier call")
     if num_bare:
         print(f"{num_bare} boxes have no annotation, since nothing was found in them")
-    if any("source_id" in annotation for annotation in annotations):
+    if any("source_id" in annotation for annotation in written):
         print("annotations have new ids, as theirs were not above 0 and all different: source_id")
     if images.resolve() not in [folder.resolve() for folder in image_folders(out, None)]:
         print(f"the images are in {images}; pass --data.images {images} with the dataset")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
@@ -33,8 +34,10 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
         lines = []
         for instance in truth.instances:
             rle = instance.modal if mask == "modal" else instance.amodal
-            corners = [] if rle is None else masks.one_polygon(masks.expand(rle))
-            if instance.ignore or not len(corners):
+            corners = np.empty((0, 2))
+            if rle is not None and not instance.ignore:
+                corners = masks.one_polygon(masks.expand(rle))
+            if not len(corners):
                 num_left_out += 1
                 continue
             shares = (corners / (width, height)).clip(0, 1).ravel()

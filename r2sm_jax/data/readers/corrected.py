@@ -86,8 +86,9 @@ def correct(
 ) -> ImageTruth:
     """One image of the draft, with what people did to its objects, which is added to `counts`."""
     olds, news = draft.instances, file.instances
-    complete = [[instance.complete for instance in instances] for instances in (olds, news)]
-    ious = masks.ious(*complete, [False] * len(news))
+    ious = masks.ious(
+        [old.complete for old in olds], [new.complete for new in news], [False] * len(news)
+    )
     has_same_id = np.equal.outer([old.id for old in olds], [new.id for new in news])
     alike = ious + SAME_ID * (has_same_id & (ious > 0))
     partners = {}

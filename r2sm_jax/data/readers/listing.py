@@ -332,7 +332,9 @@ def _choose_dialect(listing: Listing, options: COCOOptions) -> Dialect:
     path, annotations = listing.path, listing.annotations
     dialect = DIALECTS[options.kind]
     present = set().union(*annotations)
-    has_both = present & {*BOTH_MASKS, COMPLETED_BY}
+    has_both = present & BOTH_MASKS
+    if any(_begins(annotation.get(COMPLETED_BY, NULL), b"{") for annotation in annotations):
+        has_both.add(COMPLETED_BY)
     if options.kind == "coco" and has_both:
         raise InputError(
             f"{path}: segmentation is the complete mask, as there is "
