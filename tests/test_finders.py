@@ -385,7 +385,7 @@ def test_a_finder_beside_a_place_is_refused(refused, tmp_path):
 
 
 @pytest.mark.slow
-def test_true_boxes_of_the_class_more_than_double_what_words_find():
+def test_true_boxes_of_the_class_give_a_giou_of_three_quarters():
     """gIoU of the released model on composed photos, if a finder gives the true boxes of the class
     that is meant. Run with -s, it prints the figures of docs/results.md."""
     photos = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data"), "photos_coco")
