@@ -22,11 +22,11 @@ import numpy as np
 from scipy.special import expit
 
 from r2sm_jax.config import DataConfig, OptimizerConfig
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import HeadScores, ablation_table, write_ablation
 from r2sm_jax.evaluation.calibration import fit_temperature
 from r2sm_jax.inference.load import enable_compilation_cache
+from r2sm_jax.language.states import TextStates
 from r2sm_jax.markdown import print_markdown, to_markdown
 from r2sm_jax.query import Sentence, keyword_mask_type
 from r2sm_jax.sources import open_split

@@ -50,8 +50,8 @@ CHECKED = [
     "data.masks",
     "data.sheet",
     "sources",
-    "data.text_states",
-    "data.tokenizer",
+    "language.states",
+    "language.tokenizer",
 ]
 install_import_hook(
     [f"r2sm_jax.{name}" for name in CHECKED],

@@ -11,12 +11,12 @@ from query_samples import words_of
 from r2sm_jax import ablate
 from r2sm_jax.ablate import Sizes, scene_sentences
 from r2sm_jax.config import OptimizerConfig
-from r2sm_jax.data.target_words import target_words
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.evaluation.ablation import percent_over_seeds
+from r2sm_jax.language.numpy_bert import target_head
+from r2sm_jax.language.states import TextStates
+from r2sm_jax.language.target import target_words
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_type_heads import LEARNED
-from r2sm_jax.models.numpy_text import target_head
 from r2sm_jax.query import REFERENCES, Sentence
 from r2sm_jax.synthetic.queries.sentences import (
     intent_sentences,

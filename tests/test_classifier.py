@@ -211,7 +211,7 @@ def test_an_export_has_it_and_a_compact_one_finds_it_by_name(run, tmp_path, monk
     assert "differences" in verify(run, tmp_path / "whole", [scene])
 
     text_folder = run.predictor.text_encoder.folder
-    monkeypatch.setattr("r2sm_jax.data.text_states.find_model", lambda *_: text_folder)
+    monkeypatch.setattr("r2sm_jax.language.states.find_model", lambda *_: text_folder)
     export(run, tmp_path / "compact", compact=True)
     stored = load_file(tmp_path / "compact" / "model.safetensors")
     own = {name: x for name, x in stored.items() if name.startswith("classifier.")}

@@ -20,8 +20,6 @@ from safetensors.numpy import save
 import r2sm_jax
 from r2sm_jax import __main__ as package
 from r2sm_jax.config import ModelConfig, TextConfig
-from r2sm_jax.data.text_states import TextStates, open_language_model
-from r2sm_jax.data.tokenizer import QueryTokenizer, pad_ids, read_tokenizer_file
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate
 from r2sm_jax.inference.decider import BertStates, Decider, load_decider, open_head, open_states
@@ -31,11 +29,13 @@ from r2sm_jax.inference.load import load
 from r2sm_jax.inference.model_folder import CONFIG, WEIGHTS, write_checksums
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.language.encoder import load_text_encoder
+from r2sm_jax.language.numpy_bert import NumpyBert, gelu, gelu_tanh, target_head
+from r2sm_jax.language.states import TextStates, open_language_model
+from r2sm_jax.language.tokenizer import QueryTokenizer, pad_ids, read_tokenizer_file
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.mask_type_heads import LEARNED, TargetHead
 from r2sm_jax.models.matching import flat_weights
-from r2sm_jax.models.numpy_text import NumpyBert, gelu, gelu_tanh, target_head
-from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
 SENTENCES = [

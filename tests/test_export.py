@@ -107,7 +107,7 @@ def found_language_model(run, monkeypatch) -> list[str]:
         names.append(name)
         return run.predictor.text_encoder.folder
 
-    monkeypatch.setattr("r2sm_jax.data.text_states.find_model", find)
+    monkeypatch.setattr("r2sm_jax.language.states.find_model", find)
     return names
 
 

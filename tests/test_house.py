@@ -17,12 +17,13 @@ PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
 GROUND = ["errors", "progress", "query", "config", "cli", "flags", "markdown", "finders"]
 ROOMS = {
     "models": [],
-    "data": ["models"],
+    "language": ["models"],
+    "data": ["models", "language"],
     "synthetic": ["models", "data"],
     "sources": ["data", "synthetic"],
-    "training": ["models", "data"],
-    "inference": ["models", "data"],
-    "evaluation": ["models", "data", "synthetic", "inference"],
+    "training": ["models", "language", "data"],
+    "inference": ["models", "language", "data"],
+    "evaluation": ["models", "language", "data", "synthetic", "inference"],
     "tools": ["data", "synthetic", "sources"],
 }
 COMMANDS = [

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import WIDTH
 
 from r2sm_jax.config import MINILM
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
+from r2sm_jax.language.encoder import load_text_encoder
+from r2sm_jax.language.states import TextStates
 from r2sm_jax.models import hub
 from r2sm_jax.models.hub import (
     INDEX,
@@ -29,7 +30,6 @@ from r2sm_jax.models.hub import (
     weight_files,
     weights_sha256,
 )
-from r2sm_jax.models.text_encoder import load_text_encoder
 
 FLAG = "--model.text.name"
 

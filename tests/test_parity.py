@@ -25,6 +25,7 @@ from r2sm_jax.config import (
     VisionConfig,
 )
 from r2sm_jax.errors import InputError
+from r2sm_jax.language.encoder import load_text_encoder
 from r2sm_jax.models import hub
 from r2sm_jax.models.efficientnet import EfficientNetLite
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
@@ -34,7 +35,6 @@ from r2sm_jax.models.matching import match_weights, put_weights
 from r2sm_jax.models.plain_vit import NORMALISATION
 from r2sm_jax.models.pretrained import fill_sizes, load_pretrained
 from r2sm_jax.models.r2sm import R2SM
-from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.sources import open_split
 
 torch = pytest.importorskip("torch")

@@ -54,7 +54,7 @@ from r2sm_jax.data.prepare import (
     prepare,
     random_crop,
 )
-from r2sm_jax.data.tokenizer import NO_TOKEN
+from r2sm_jax.language.tokenizer import NO_TOKEN
 from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]

@@ -15,12 +15,12 @@ from flax import nnx
 from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sheet import save_sheet
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.evaluation.calibration import calibrate
 from r2sm_jax.evaluation.evaluator import evaluate_source
 from r2sm_jax.evaluation.page import example_rows, sample_queries
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.language.states import TextStates
 from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 

@@ -1,7 +1,7 @@
 """The decision alone: which mask sentences ask for, and which words name it, without an image.
 
 Of a model only the mask-type head, the target head, the calibration and the language model are
-read. BERT and most heads are computed in NumPy (models/numpy_text.py), so that nothing waits for
+read. BERT and most heads are computed in NumPy (language/numpy_bert.py), so that nothing waits for
 JAX.
 """
 
@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Float16
 
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import LEARNED_HEADS, ModelConfig, TextConfig
-from r2sm_jax.data.tokenizer import QueryTokenizer, check_language_model, identify, pad_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.decision import (
     Decision,
@@ -31,8 +30,9 @@ from r2sm_jax.inference.model_folder import (
     language_model_of,
     read_stored,
 )
+from r2sm_jax.language.numpy_bert import HEADS, NumpyBert, Params, reads_bert, target_head
+from r2sm_jax.language.tokenizer import QueryTokenizer, check_language_model, identify, pad_ids
 from r2sm_jax.models.hub import find_model, read_tensors, weights_sha256
-from r2sm_jax.models.numpy_text import HEADS, NumpyBert, Params, reads_bert, target_head
 from r2sm_jax.query import REFERENCES
 
 BATCH_SENTENCES = 8
@@ -225,7 +225,7 @@ def open_states(text: TextConfig, name: str, trained: Mapping[str, Any], user: s
     folder = find_model(name, "--model.text.name")
     if not reads_bert(folder):
         # Imported here, since it loads JAX.
-        from r2sm_jax.data.text_states import open_language_model
+        from r2sm_jax.language.states import open_language_model
 
         return open_language_model(text, name, trained, user)
     texts = BertStates(folder, text, trained.get("tokenizer_sha256"))

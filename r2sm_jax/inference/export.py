@@ -18,7 +18,6 @@ from safetensors.numpy import save
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import FORMAT_VERSION, Config
 from r2sm_jax.data.letterbox import PAD_COLOUR
-from r2sm_jax.data.tokenizer import write_tokenizer
 from r2sm_jax.errors import InputError, load_json, write_json
 from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.crop_models import CropModel, part_json
@@ -46,6 +45,7 @@ from r2sm_jax.inference.model_folder import (
     write_trained_on,
 )
 from r2sm_jax.inference.predictor import hash_weights
+from r2sm_jax.language.tokenizer import write_tokenizer
 from r2sm_jax.models.hub import (
     CONFIG,
     DOWNLOAD_ERRORS,

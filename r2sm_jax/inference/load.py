@@ -24,7 +24,6 @@ from flax.traverse_util import flatten_dict
 
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import CompleterConfig, Config, MatmulPrecision, ModelConfig, OutlinerConfig
-from r2sm_jax.data.text_states import open_language_model
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import CropModel, MaskCompleter, MaskOutliner
 from r2sm_jax.inference.model_folder import (
@@ -38,6 +37,7 @@ from r2sm_jax.inference.model_folder import (
 )
 from r2sm_jax.inference.parts import Parts, no_part
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.language.states import open_language_model
 from r2sm_jax.models.calibration import Calibration
 from r2sm_jax.models.hub import EFFICIENTNETS, cache_dir, find_model, read_tensors
 from r2sm_jax.models.keys import first_blocks

@@ -41,7 +41,6 @@ from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.mask_reader import list_masks, read_mask, read_union
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.choose import Finder, choose, find_objects
 from r2sm_jax.inference.decision import Decision, check_abstain, decide, warn_of_unread
@@ -52,6 +51,7 @@ from r2sm_jax.inference.prompts import (
     Request,
     read_requests,
 )
+from r2sm_jax.language.states import TextStates
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import R2SM, ImageFeatures, R2SMOutput

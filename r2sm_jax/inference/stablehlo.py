@@ -29,10 +29,10 @@ from r2sm_jax.data.dataset import Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import Run, fill, load
 from r2sm_jax.inference.predictor import Photo, Predictor
+from r2sm_jax.language.encoder import abstract_text_encoder, load_text_encoder
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matching import Tensor, flat_weights
 from r2sm_jax.models.r2sm import R2SM, ImageFeatures, R2SMOutput, abstract_model, input_spec
-from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encoder
 from r2sm_jax.query import AMODAL, MODAL
 
 Tensors = Mapping[str, Tensor]

@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Float16, Int
 
 from r2sm_jax.config import DataConfig, LossConfig
 from r2sm_jax.data.prepare import drop_tokens
-from r2sm_jax.data.target_words import is_named
-from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.language.states import TextStates
+from r2sm_jax.language.target import is_named
 from r2sm_jax.models.mask_type_heads import LEARNED, TargetHead, member_logits
 from r2sm_jax.models.matching import flat_weights
 from r2sm_jax.query import Sentence

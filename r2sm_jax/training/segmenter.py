@@ -16,8 +16,8 @@ from r2sm_jax.data.batches import (
     training_batches,
 )
 from r2sm_jax.data.dataset import Source, hash_data, read_some
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
+from r2sm_jax.language.states import TextStates
 from r2sm_jax.models.classifier import make_constants
 from r2sm_jax.models.matching import put_weights
 from r2sm_jax.models.pretrained import load_pretrained

@@ -29,14 +29,14 @@ from jax2onnx import to_onnx
 
 from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
-from r2sm_jax.data.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import VIEWS, MaskCompleter
 from r2sm_jax.inference.load import Run, load, load_part
+from r2sm_jax.language.encoder import load_text_encoder
+from r2sm_jax.language.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.models.efficientnet import depthwise_conv
 from r2sm_jax.models.hub import TOKENIZER
 from r2sm_jax.models.r2sm import abstract_model
-from r2sm_jax.models.text_encoder import load_text_encoder
 
 SETTINGS = "onnx.json"
 PAGE = Path(__file__).with_name("page")

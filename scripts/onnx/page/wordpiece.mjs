@@ -1,4 +1,4 @@
-// Sentences as token ids of a BERT, as the package reads them (data/tokenizer.py and tokenizer.json).
+// Sentences as token ids of a BERT, as the package reads them (language/tokenizer.py and tokenizer.json).
 
 const POLITE_WORDS = /^(?:(?:please|kindly)\b[,:]?\s+)*/i;
 const CHINESE = new RegExp(

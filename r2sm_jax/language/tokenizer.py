@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from tokenizers import Encoding, Tokenizer
 
-from r2sm_jax.data.target_words import target_words
 from r2sm_jax.errors import InputError
+from r2sm_jax.language.target import target_words
 from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES, describe
 
 POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import LAYERS, WIDTH
 
 from r2sm_jax.data import text_states, tokenizer as tokenizer_module
-from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer, read_part
-from r2sm_jax.models.text_encoder import load_text_encoder
+from r2sm_jax.language.encoder import load_text_encoder
+from r2sm_jax.language.states import TextStates
+from r2sm_jax.language.tokenizer import NO_TOKEN, QueryTokenizer, read_part
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
 SENTENCES = [

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from r2sm_jax.data.target_words import WORD, is_named, target_words
+from r2sm_jax.language.target import WORD, is_named, target_words
 from r2sm_jax.synthetic.queries.sentences import (
     target_sentences,
     write_text_only_queries,

@@ -17,17 +17,17 @@ from flax import nnx
 from jaxtyping import Bool, Float16, Float32
 
 from r2sm_jax.config import MatmulPrecision, TextConfig
-from r2sm_jax.data.tokenizer import (
+from r2sm_jax.errors import InputError
+from r2sm_jax.language.encoder import load_text_encoder
+from r2sm_jax.language.tokenizer import (
     NO_TOKEN,
     QueryTokenizer,
     check_language_model,
     identify,
     pad_ids,
 )
-from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import find_model, weights_sha256
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
-from r2sm_jax.models.text_encoder import load_text_encoder
 
 LENGTHS = (16, 32)
 """Sentences are padded to the first of these numbers of tokens that holds them, or to the limit."""

@@ -9,9 +9,9 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from tiny_models import LAYERS
 
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.text_encoder import load_text_encoder
+from r2sm_jax.language.encoder import load_text_encoder
+from r2sm_jax.language.states import TextStates
 
 
 def test_keys_with_a_prefix_and_those_that_are_not_token_states(bert_copy):
