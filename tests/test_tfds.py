@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_check import good, save
 
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
 from r2sm_jax.sources import load_json_split, open_split

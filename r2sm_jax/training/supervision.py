@@ -99,13 +99,13 @@ class Targets(NamedTuple):
 def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
     """The targets of a whole batch (data/batches.py lists its arrays). `head` is the name of the
     mask-type head."""
-    modal = to_coverage(batch["modal"])
-    amodal = to_coverage(batch["amodal"])
-    pixel_weight = to_coverage(batch["pixel_weight"])
-    has_amodal = batch["has_amodal"]
-    is_amodal = batch["is_amodal"]
-    query_mask = batch["query_mask"]
-    query_instances = batch["query_instances"]
+    modal = to_coverage(batch.modal)
+    amodal = to_coverage(batch.amodal)
+    pixel_weight = to_coverage(batch.pixel_weight)
+    has_amodal = batch.has_amodal
+    is_amodal = batch.is_amodal
+    query_mask = batch.query_mask
+    query_instances = batch.query_instances
 
     # The complete shape of a union is known if that of each of its instances is annotated.
     all_have_amodal = (has_amodal[:, None] | ~query_instances).all(-1)  # [b k]
@@ -119,8 +119,8 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         head=head,
     )
 
-    slot_exists = (batch["slot_targets"] >= 0) & query_mask[..., None]
-    slot_instance = jnp.maximum(batch["slot_targets"], 0)
+    slot_exists = (batch.slot_targets >= 0) & query_mask[..., None]
+    slot_instance = jnp.maximum(batch.slot_targets, 0)
     slots = make_mask_targets(
         take(pool_masks(modal), slot_instance),
         take(pool_masks(amodal), slot_instance),
@@ -178,10 +178,9 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         pixels=make_pixel_targets(
             batch, teaches_modal, teaches_amodal, teaches_hidden=not learns_one_type
         ),
-        # A batch has these arrays only for a head that reads words alone (data/batches.py). For
-        # every other head the f sentences are the k queries.
-        type_is_amodal=batch.get("type_is_amodal", is_amodal),
-        type_weight=mean_weight(batch.get("type_valid", query_mask)),
+        # For a head that does not read words alone the f sentences are the k queries.
+        type_is_amodal=is_amodal if batch.type_is_amodal is None else batch.type_is_amodal,
+        type_weight=mean_weight(query_mask if batch.type_valid is None else batch.type_valid),
     )
 
 
@@ -194,14 +193,14 @@ def make_pixel_targets(
 ) -> PixelTargets:
     """Targets of the dense losses. A pixel belongs to the instance that covers more than half of
     it, if there is one."""
-    pooled_modal = pool_masks(to_coverage(batch["modal"]))
-    pooled_amodal = pool_masks(to_coverage(batch["amodal"]))
-    is_image = pool_masks(to_coverage(batch["pixel_weight"])) > 0.5
-    has_amodal = batch["has_amodal"]
+    pooled_modal = pool_masks(to_coverage(batch.modal))
+    pooled_amodal = pool_masks(to_coverage(batch.amodal))
+    is_image = pool_masks(to_coverage(batch.pixel_weight)) > 0.5
+    has_amodal = batch.has_amodal
 
     instance = pooled_modal.argmax(1)  # [b h w], an index into the axis m
     is_object = (pooled_modal.max(1) > 0.5) & is_image & take(teaches_modal, instance)
-    labels = {name: take(label, instance) for name, label in batch["labels"].items()}
+    labels = {name: take(label, instance) for name, label in batch.labels.items()}
     is_hidden = (pooled_amodal - pooled_modal > 0.5) & has_amodal[..., None, None]  # [b m h w]
 
     return PixelTargets(
@@ -209,10 +208,10 @@ def make_pixel_targets(
         label_weights={
             name: mean_weight(is_object & (label >= 0)) for name, label in labels.items()
         },
-        box=take(batch["boxes"], instance),
+        box=take(batch.boxes, instance),
         box_weight=mean_weight(is_object & take(teaches_amodal, instance)),
         hidden=is_hidden.astype(jnp.float32),
-        hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
+        hidden_labels=batch.labels.get("category", jnp.full(has_amodal.shape, -1)),
         hidden_unknown=~has_amodal,
         # What is hidden is the difference of both masks, so it is not taught where a query teaches
         # only one of them.
