@@ -93,6 +93,7 @@ def predict_for_training(
     if model.head is not None:
         # Heads that read words alone learn from sentences of their own, some without an image. In
         # training they never read the queries in batch.text.
+        assert batch.type_text is not None and batch.type_text_mask is not None
         states = batch.type_text.astype(jnp.float32)
         type_logits = heads.member_logits(model.head, states, batch.type_text_mask)
     else:
