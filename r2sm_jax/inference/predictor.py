@@ -34,13 +34,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, LEARNED_HEADS, MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.mask_reader import list_masks, read_mask, read_union
-from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.choose import Finder, choose, find_objects
 from r2sm_jax.inference.decision import Decision, check_abstain, decide, warn_of_unread
@@ -49,7 +47,10 @@ from r2sm_jax.inference.postprocess import at_place, by_words, name_hiders
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.prompts import (
     Request,
+    list_masks,
+    read_mask,
     read_requests,
+    read_union,
 )
 from r2sm_jax.language.states import TextStates
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
@@ -255,7 +256,7 @@ class Predictor:
 
     def complete(
         self, masks: Any, others: Any = None, image: Photo | ImageLike | None = None
-    ) -> list[Mask]:
+    ) -> list[Bool[np.ndarray, "H W"]]:
         """Returns the complete masks `[H W]` of some objects of an image.
 
         Args:
@@ -351,8 +352,8 @@ class Predictor:
         requests: Sequence[Request],
         decisions: Sequence[Decision],
         outputs: Sequence[R2SMOutput | None],
-        visible: Mask | None,
-    ) -> tuple[list[Request], Mask | None]:
+        visible: Bool[np.ndarray, "H W"] | None,
+    ) -> tuple[list[Request], Bool[np.ndarray, "H W"] | None]:
         """Gives each request without a place those objects of a finder that its words choose.
 
         Returns also the union of what shows of all objects: `visible`, and all that was found.

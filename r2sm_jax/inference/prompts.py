@@ -4,7 +4,7 @@ of it, clicks."""
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from r2sm_jax.data.mask_reader import is_number, list_masks, read_mask
+from r2sm_jax.data.mask_reader import is_number, list_masks, read_mask, read_union as read_union
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import Outline
