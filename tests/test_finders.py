@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from conftest import BOX, MUG, SIZE, rectangle
 from PIL import Image
-from r2sm_jax.synthetic.sources import open_source
 from stub_predictor import StubCompleter, StubOutliner, StubPredictor
 
 import r2sm_jax
 from r2sm_jax import predict
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import truth_of_sample
 from r2sm_jax.data.letterbox import Letterbox
@@ -27,6 +27,7 @@ from r2sm_jax.inference.choose import choose, find_objects
 from r2sm_jax.inference.crop_models import Outline
 from r2sm_jax.inference.parts import Parts
 from r2sm_jax.models.r2sm import R2SMOutput
+from r2sm_jax.sources import open_split
 
 MUG_BOX, BOX_BOX = [10.0, 10, 30, 40], [30.0, 20, 60, 50]
 PHOTO = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), np.uint8)
@@ -148,9 +149,9 @@ def test_answers_of_another_kind_are_refused(answers, message, predictor):
 
 def decoded(modal: np.ndarray, slots: tuple[float, ...] = (3, -3)) -> R2SMOutput:
     """An answer of the decoder: its probability on a grid of cells, and the logits of its slots."""
-    modal_logits = np.broadcast_to(modal, (1 + len(slots), *modal.shape))
+    logits = np.broadcast_to(modal, (1 + len(slots), 2, *modal.shape))
     presence = np.array([2.0, *slots])
-    return R2SMOutput(np.zeros(()), modal_logits, modal_logits, presence, np.zeros((3, 2)))
+    return R2SMOutput(np.zeros(()), logits, presence, np.zeros((1 + len(slots), 2)))
 
 
 def test_words_of_place_and_size_choose():
@@ -392,23 +393,26 @@ def test_true_boxes_of_the_class_give_a_giou_of_three_quarters():
     if not photos.exists():
         pytest.skip(f"there is no {photos} (set R2SM_REAL_DATA)")
     spec, images = f"compose:{photos / 'instances.json'}", photos / "images"
-    source = open_source(spec, "val", count=None, size=448, images_dir=images)
+    data = DataConfig(source=spec, images=images)
+    source = open_split(data, "val", count=None, size=448)
     predictor = r2sm_jax.load("photos-small")
     ious: dict[str, list[float]] = {"only": [], "one of several": [], "several": []}
     for index in range(len(source)):
         sample = source[index]
         truths = truths_of_image(truth_of_sample(sample), index)
         truths = [truth for truth in truths if truth.instances and not truth.left_out]
-        boxes = {}
-        for truth in truths:
+        texts = [truth.query.text for truth in truths]
+        names = [name or text for name, text in zip(predictor.targets(texts), texts, strict=True)]
+        boxes, by_name = {}, {}
+        for name, truth in zip(names, truths, strict=True):
             classes = {target.category for target in truth.instances}
             objects = [i for i in sample.instances if i.category in classes and not i.ignore]
             boxes[truth.query.text] = [masks.box(i.modal) for i in objects]
+            by_name[name] = boxes[truth.query.text]
 
-        def find(image, names, boxes=boxes):
+        def find(image, names, boxes=by_name):
             return [{"boxes": boxes[name], "scores": np.ones(len(boxes[name]))} for name in names]
 
-        texts = [truth.query.text for truth in truths]
         found = predictor.predict(texts, image=sample.image, finder=find)
         for truth, prediction in zip(truths, found, strict=True):
             kind = "only" if len(boxes[truth.query.text]) == 1 else "one of several"

@@ -1,7 +1,5 @@
 """IoU in every definition, the choice of the mask, and calibration, by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -323,14 +321,14 @@ def test_presence_figures_by_hand():
 def test_the_right_object_is_the_one_that_an_answer_overlaps_most():
     left, right, far = np.zeros((3, 8, 24), bool)
     left[:, :8], right[:, 8:16], far[:, 20:] = True, True, True
-    instances = [Instance(1, "cat", left), Instance(2, "cat", right), Instance(3, "dog", far)]
+    shown = {1: ("cat", left), 2: ("cat", right), 3: ("dog", far)}
     queries = (
         Query(1, "the cat on the left", "modal", (1,)),
         Query(2, "the dog", "modal", (3,)),
         Query(3, "the cats", "modal", (1, 2)),
     )
-    rolled = [replace(one, modal=masks.encode(one.modal), amodal=None) for one in instances]
-    truths = truths_of_image(ImageTruth(1, "a.png", (8, 24), tuple(rolled), queries), 0)
+    instances = tuple(Instance(i, name, masks.encode(m), None) for i, (name, m) in shown.items())
+    truths = truths_of_image(ImageTruth(1, "a.png", (8, 24), instances, queries), 0)
 
     def row(number: int, mask: np.ndarray) -> np.ndarray:
         return np.array([score(Answer(masks.encode(mask)), truths[number]).row], ROW)

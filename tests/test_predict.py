@@ -254,7 +254,7 @@ def test_refusals(arguments, word, photo, bad_files, places, refused):
 
 def test_the_example_of_the_readme_runs(tiny_run, photo, tmp_path, monkeypatch, capsys):
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    program, *_ = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
     shutil.copy(photo, tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     program = program.replace("photos-small", str(tiny_run))

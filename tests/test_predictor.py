@@ -383,7 +383,7 @@ def test_the_others_are_what_shows_of_all_objects(prompted, completer):
     assert not stub.others.any()
     prompted.predict(boxes=[(10, 10, 30, 40)], others=MUG)  # a single one
     np.testing.assert_array_equal(stub.others, MUG)
-    with pytest.raises(InputError, match="mask 2 of the others"):
+    with pytest.raises(InputError, match="others: mask 2"):
         prompted.predict([AMODAL], masks=[MUG], others=[BOX, BOX[:30]])
 
 
@@ -606,7 +606,7 @@ def test_a_bad_image_is_refused_and_the_earlier_one_stays(images):
         (lambda p, image: list(p.predict_batches([image], [[""]])), "query is empty"),
         (lambda p, image: p.predict(["the mug"], masks=[MUG, BOX]), "2 masks, but 1 queries"),
         (lambda p, image: p.complete([MUG, MUG & BOX]), "mask 2 .* is empty"),
-        (lambda p, image: p.complete([MUG], [BOX[:30]]), "mask 1 of the others"),
+        (lambda p, image: p.complete([MUG], [BOX[:30]]), "others: mask 1"),
         (lambda p, image: p.predict(["the mug"], others=[MUG]), "give one of these as well"),
     ],
 )

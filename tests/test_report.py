@@ -68,8 +68,8 @@ def scored(tmp_path_factory) -> dict[str, EvalResults]:
             b = rolled | {"segmentation": masks.encode(right), "mask_type": "amodal"}
             entries["b"].append(b)
     write_records(folder / "data.json", to_records(samples))
-    (folder / "5.png").unlink()
     source = load_json_split(folder / "data.json", "all")
+    (folder / "5.png").unlink()
     results = {}
     for name, answers in entries.items():
         (folder / f"{name}.json").write_text(json.dumps(answers))

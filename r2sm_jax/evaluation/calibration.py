@@ -33,7 +33,7 @@ MIN_VALUES = 50
 MASK_SHIFTS = np.arange(-18, 17) / 10
 """Shifts of the mask threshold that are tried: with the default of `ModelConfig.mask_threshold`,
 logits from -2.4 to 1. One of them is exactly 0."""
-MISSED_SHARE = 0.04
+MISSED_SHARE = 0.05
 """The share of targets that are there for which the model may answer that nothing is."""
 RIGHT_FROM = 0.5
 """The IoU above which an answer is called right."""

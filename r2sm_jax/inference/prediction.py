@@ -213,6 +213,7 @@ class Prediction:
             **({"undecided": True} if self.undecided else {}),
             "target": self.target,
             "score": self.score,
+            "presence": self.presence,
             "hidden_probability": None,
             **self._scores(),
             **{name: self.rle(name) for name in MASKS},
@@ -313,6 +314,8 @@ class Prediction:
             parts.append("undecided")
         if self.is_given:
             parts.append("from the given mask")
+        else:
+            parts.append(f"presence {self.presence:.2f}")
         if self.score is not None:
             parts.append(f"predicted IoU {self.score:.2f}")
         if self.is_unsure:
