@@ -157,7 +157,7 @@ def test_masks_are_judged_as_empty_as_the_fitted_presence_makes_them():
     answers = [Measured(presence, 0.8, True, right) for presence in np.linspace(-5, -3, 100)]
     answers += [Measured(-9.0, 0.2, False, wrong) for _ in range(100)]
     fitted = fit_masks(answers, -1.0, fit_absence=True)
-    assert fitted.presence_bias == pytest.approx(3.92, abs=0.01)
+    assert fitted.presence_bias == pytest.approx(4 - 2 * MISSED_SHARE, abs=0.01)
     assert fitted.unsure_below < 1  # 96 answers are right, and nothing else is answered
     assert fit_masks(answers, -1.0, fit_absence=False).unsure_below == 0.3  # nothing is answered
 

@@ -263,10 +263,10 @@ def fit_completed(parts: Parts, samples: Iterable[Sample]) -> dict[str, Calibrat
         known = [instance for instance in scored_objects(sample) if instance.amodal is not None]
         for kind, prompts in prompts_of(known).items():
             all_drawn = parts.draw(sample.image, prompts, others=None)
-            for instance, (_, completion) in zip(known, all_drawn, strict=True):
-                if completion is not None:
-                    true = iou(completion.mask, instance.complete | instance.modal)
-                    ious[kind].append((completion.iou, true))
+            for instance, (drawn,) in zip(known, all_drawn, strict=True):
+                if drawn.completion is not None:
+                    true = iou(drawn.complete, instance.complete | instance.modal)
+                    ious[kind].append((drawn.completion.iou, true))
     return {
         f"completed_{kind}": fit_kind(*np.array(of_kind).T)
         for kind, of_kind in ious.items()

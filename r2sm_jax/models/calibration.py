@@ -8,7 +8,7 @@
 evaluation/calibration.py and crop_selection.py fit them; `config.json` stores them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class Calibration(NamedTuple):
 
     def iou(
         self, predicted: Float[ArrayLike, "*m"], agreement: Float[ArrayLike, "*m"] = 0.5
-    ) -> Float[ArrayLike, "*m"]:
+    ) -> Float[Any, "*m"]:
         """Calibrates predicted IoUs, from 0 to 1: arrays of NumPy or of JAX."""
         array = jnp if isinstance(predicted, jax.Array) else np
 
@@ -68,7 +68,7 @@ class Calibration(NamedTuple):
 
     def hidden_logit(
         self, predicted: Float[ArrayLike, "*m"], added: Float[ArrayLike, "*m"]
-    ) -> Float[ArrayLike, "*m"]:
+    ) -> Float[Any, "*m"]:
         """Calibrates logits that a part is hidden.
 
         Args:
