@@ -185,7 +185,7 @@ def test_the_evidence_moves_the_presence_of_the_fused_mask_alone(folder):
     difference = np.asarray(out.presence - without.presence)
     np.testing.assert_allclose(difference[..., 0], evidence, atol=1e-5)
     assert np.ptp(evidence) > 0.1 and not difference[..., 1:].any()
-    for name in ("modal", "amodal", "iou", "amodal_logit"):
+    for name in ("masks", "iou", "amodal_logit"):
         np.testing.assert_allclose(getattr(out, name), getattr(without, name), atol=1e-5)
 
 
