@@ -329,8 +329,7 @@ class DataConfig:
     text_only_queries: int = 12000
     """Sentences without an image, about anything, from which the mask-type head also learns."""
     mirror: bool = True
-    """Mirror half of the images. Queries of made pictures are written afterwards; of a file those
-    that say left or right are left out."""
+    """Mirror half of the images; their queries that say left or right are left out."""
     crop: float = 1.0
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
     cut are left out, and positions among objects of which one is."""

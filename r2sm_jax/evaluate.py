@@ -107,12 +107,12 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     assert args.predictions is not None
     if args.data is None:
         raise InputError("--predictions are for some data; give it as --data json:FILE")
-    data = DataConfig(source=args.data, images=args.images, backgrounds=args.backgrounds)
-    splits = split_names(data, args.split or "all")
+    splits = split_names(args.data, args.split or "all", args.images)
     if len(splits) > 1:
         raise InputError(
             f"--predictions are for one split; give one --split of {', '.join(splits)}"
         )
+    data = DataConfig(source=args.data, images=args.images, backgrounds=args.backgrounds)
     count = args.samples or 256
     source = open_split(data, splits[0], count=count, need_images=False)
     path = Path(args.predictions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from r2sm_jax.config import Config, DataConfig
+from r2sm_jax.config import Config, Crowds, DataConfig
 from r2sm_jax.data.contradictions import find_pictures_in_both
 from r2sm_jax.data.dataset import Dataset, Source, read_json
 from r2sm_jax.data.split_summary import check_teaches
@@ -144,7 +144,7 @@ def open_splits(
     """
     limit = None if is_exact else SCORED_PICTURES_A_PHOTO
     sources: dict[str, Source] = {}
-    for name in split_names(data, split):
+    for name in split_names(data.source, split, data.images, data.crowds):
         source = open_split(data, name, size=size, count=count, max_pictures_a_photo=limit)
         if source.is_procedural and not has_queries(source):
             what = f"{name} is left out, since no query fits any of its pictures"
@@ -285,12 +285,18 @@ def stored_splits(folder: Path) -> list[str]:
     return names
 
 
-def split_names(data: DataConfig, split: str) -> list[str]:
+def split_names(
+    spec: str,
+    split: str,
+    images: str | PathLike[str] | None = None,
+    crowds: Crowds = "ignore",
+) -> list[str]:
     """The names of the requested splits: several with commas between them, `REPORTED` or `ALL`.
 
     `REPORTED` are those that a run on these data reports: every val split of procedural data, val
     of a single file, and what a folder or a TFDS data set has besides train and dev. `ALL` is the
-    same, except that a single file is scored whole.
+    same, except that a single file is scored whole. `images` is the folder of composed photos, and
+    `crowds` what their crowds are.
 
     Raises InputError where nothing is stored except train and dev, and for a file of photos that
     cannot be read.
@@ -298,23 +304,23 @@ def split_names(data: DataConfig, split: str) -> list[str]:
     if split not in (REPORTED, ALL):
         return split.split(",")
 
-    spec = SourceSpec.parse(data.source)
-    if spec.is_procedural:
+    where = SourceSpec.parse(spec)
+    if where.is_procedural:
         from r2sm_jax.synthetic.photos import NOTHING_ABSENT, Photos
         from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT, SPLITS
 
         names = [name for name in SPLITS if name.startswith("val")]
-        if spec.kind != "compose":
+        if where.kind != "compose":
             names.remove(ABSENT_SPLIT)
-        elif not Photos(spec.paths, data.images, data.crowds).photos_without_a_class("val"):
+        elif not Photos(where.paths, images, crowds).photos_without_a_class("val"):
             names.remove(ABSENT_SPLIT)
-            print(f"{data.source}: {ABSENT_SPLIT} is left out, since {NOTHING_ABSENT}", flush=True)
+            print(f"{spec}: {ABSENT_SPLIT} is left out, since {NOTHING_ABSENT}", flush=True)
         return names
 
-    (path,) = spec.paths
-    if spec.kind == "json" and path.is_dir():
+    (path,) = where.paths
+    if where.kind == "json" and path.is_dir():
         stored = stored_splits(path)
-    elif spec.kind == "tfds":
+    elif where.kind == "tfds":
         from r2sm_jax.data.tfds import open_builder  # imports slowly
 
         stored = list(open_builder(path).info.splits)

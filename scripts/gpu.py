@@ -34,7 +34,7 @@ from flax import nnx
 
 from r2sm_jax.cli import cli_main, load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
-from r2sm_jax.data.batches import NUM_TYPE_SENTENCES, Batch
+from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.inference.model_folder import find_folder
 from r2sm_jax.models.image_encoder import VisionEncoder
@@ -496,7 +496,7 @@ VOCABULARY = {"category": 100}
 """Group -> number of names that pixels are compared with; others hardly change the figures."""
 
 
-def batch_shapes(config: Config) -> Batch:
+def batch_shapes(config: Config) -> dict[str, Any]:
     """Returns the shapes of a training batch, as data/batches.py lists them."""
     b = config.train.batch_size
     k = config.data.queries
@@ -510,7 +510,6 @@ def batch_shapes(config: Config) -> Batch:
 
     # Name -> shape of one row, and type.
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-        "index": ((), jnp.int32),
         "image": ((size, size, 3), jnp.uint8),
         "image_mask": ((size, size), jnp.bool_),
         "masks": ((m, 2, mask, mask), jnp.uint8),
@@ -533,11 +532,12 @@ def batch_shapes(config: Config) -> Batch:
             "type_valid": ((f,), jnp.bool_),
         }
 
-    labels = jax.ShapeDtypeStruct((b, m), jnp.int32)
-    arrays: dict[str, Any] = {"labels": dict.fromkeys(VOCABULARY, labels)}
+    batch: dict[str, Any] = {}
     for name, (shape, dtype) in shapes.items():
-        arrays[name] = jax.ShapeDtypeStruct((b, *shape), dtype)
-    return Batch(**arrays)
+        batch[name] = jax.ShapeDtypeStruct((b, *shape), dtype)
+    labels = jax.ShapeDtypeStruct((b, m), jnp.int32)
+    batch["labels"] = dict.fromkeys(VOCABULARY, labels)
+    return batch
 
 
 if __name__ == "__main__":

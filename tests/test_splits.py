@@ -74,14 +74,14 @@ def test_tfds_has_the_same_dev_with_its_own_and_without(folder, tmp_path):
         data = DataConfig(f"tfds:{tmp_path / name}")
         assert {split: ids(open_split(data, split)) for split in expected} == expected
     assert ids(open_split(DataConfig(f"tfds:{tmp_path / 'old'}"), WHOLE_TRAIN)) == set(range(1, 61))
-    assert split_names(DataConfig(f"tfds:{tmp_path / 'own'}"), REPORTED) == ["val"]
+    assert split_names(f"tfds:{tmp_path / 'own'}", REPORTED) == ["val"]
 
 
 def test_the_path_of_a_json_file_is_a_source(folder, tmp_path):
     file = folder / "val.json"
     data = DataConfig(str(file))
     assert ids(open_split(data, "all")) == set(range(101, 109))
-    assert split_names(DataConfig(str(file)), REPORTED) == ["val"]
+    assert split_names(str(file), REPORTED) == ["val"]
     assert SourceSpec.parse(f"json:{file}").is_same_data(SourceSpec.parse(str(file)))
     assert SourceSpec.parse("VAL.JSON").kind == "json"
     assert portable_config(Config(data=data)).data.source == "val.json"
@@ -163,7 +163,7 @@ def test_report_and_card_name_the_split(tiny_run):
 
 
 def test_drawn_scenes_have_a_test_split_that_nothing_opens_unasked():
-    assert "test" not in split_names(DataConfig(), "all") + split_names(DataConfig(), REPORTED)
+    assert "test" not in split_names("scenes", "all") + split_names("scenes", REPORTED)
     test, others = (
         SceneSource("test", 4),
         [SceneSource(split, 4) for split in SceneSource.splits if split != "test"],

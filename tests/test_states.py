@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 from tiny_models import LAYERS, WIDTH
 
-from r2sm_jax.language import states as states_module, tokenizer as tokenizer_module
+from r2sm_jax.data import text_states, tokenizer as tokenizer_module
 from r2sm_jax.language.encoder import load_text_encoder
 from r2sm_jax.language.states import TextStates
 from r2sm_jax.language.tokenizer import NO_TOKEN, QueryTokenizer, read_part
@@ -44,7 +44,9 @@ def fill(texts: TextStates, sentences: list[str], precision: str = "float32") ->
     ids = np.full((1, len(sentences), texts.max_tokens), NO_TOKEN, np.int32)
     for row, of_sentence in enumerate(texts.tokenizer(sentences)):
         ids[0, row, : len(of_sentence)] = of_sentence
-    return texts.of_ids(ids, precision)[0]
+    batch = texts.fill({"text_ids": ids, "index": 1}, precision)
+    assert batch.keys() == {"text", "index"}
+    return batch["text"][0]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_states_stay_in_memory_while_there_is_room(bert_folder, monkeypatch):
     texts(["mug", "seen before"])
     assert sum(counts) == 2
 
-    monkeypatch.setattr(states_module, "MAX_BYTES", 3 * texts._num_bytes // 2)
+    monkeypatch.setattr(text_states, "MAX_BYTES", 3 * texts._num_bytes // 2)
     states, _ = texts(["the red mug", "the book", "the red mug"])
     assert sum(counts) == 4 and len(texts._states) < 4 and np.array_equal(states[0], states[2])
     assert texts._num_bytes == sum(of.nbytes for of in texts._states.values())

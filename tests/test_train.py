@@ -50,7 +50,7 @@ def test_crops_and_colours_are_drawn_at_each_visit(tiny_config):
     config = replace(tiny_config, data=data)
     examples = train_module.prepare_data(config, sources.open_training(config), ()).examples
     first, second = (examples((3, 0), np.random.default_rng(seed)) for seed in (0, 1))
-    assert first.index == second.index and (first.image != second.image).any()
+    assert first["index"] == second["index"] and (first["image"] != second["image"]).any()
 
 
 @pytest.mark.parametrize("fault", ["a split that cannot be read", "a split without queries"])

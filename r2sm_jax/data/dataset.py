@@ -6,7 +6,6 @@ every instance `modal ⊆ amodal`.
 
 import hashlib
 import json
-import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import count
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -44,8 +43,6 @@ from r2sm_jax.query import Query
 
 NO_NAME = "object"
 """The class of objects without one, which no query names."""
-NAMES_A_SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
-"""Sentences that are wrong about a mirrored image."""
 NUM_READ = 64
 """So many samples tell how long the sentences of all are, and whether the data are the same as
 before."""
@@ -104,12 +101,6 @@ class Sample:
     instances: tuple[Instance, ...]
     queries: tuple[Query, ...]
 
-    def mirrored(self) -> "Sample":
-        """Exchanges left and right, and leaves out queries that name a side."""
-        instances = tuple(one.convert(lambda mask: mask[:, ::-1]) for one in self.instances)
-        queries = tuple(query for query in self.queries if not NAMES_A_SIDE.search(query.text))
-        return replace(self, image=self.image[:, ::-1], instances=instances, queries=queries)
-
 
 @dataclass(frozen=True)
 class ImageTruth:
@@ -154,11 +145,6 @@ class Source(ABC):
     @abstractmethod
     def __getitem__(self, index: int) -> Sample: ...
 
-    def at_visit(self, index: int, visit: int, is_mirrored: bool) -> Sample:
-        """Returns a sample as training sees it at a visit, mirrored or not, with queries that are
-        true of it. Of made pictures it is another one at each visit."""
-        return self[index].mirrored() if is_mirrored else self[index]
-
     @property
     def has_images(self) -> bool:
         """Whether pictures can be shown. A dataset file can be scored without its images."""
@@ -180,6 +166,13 @@ class Source(ABC):
         """Returns the fingerprint of each sample's picture file, "" for a made picture; after them
         those of more files, if parts of these are in the pictures."""
         return [""] * len(self)
+
+
+@runtime_checkable
+class FreshSource(Protocol):
+    """A source that can make other samples at each visit."""
+
+    def at_visit(self, index: int, visit: int) -> Sample: ...
 
 
 class SourceSubset(Source):
@@ -328,7 +321,7 @@ class Dataset(Source):
         """Returns the same dataset with just these images, in this order."""
         # Not by `copy.copy`, which would read the file again (`__reduce__`).
         part = object.__new__(type(self))
-        vars(part).update(vars(self))
+        part.__dict__ |= self.__dict__
         part.images = [self.images[index] for index in indices]
         return part
 

@@ -1,16 +1,13 @@
-"""A sample -> arrays at the resolution of training, and random changes of both.
-
-S = image size, s = mask size, m = all instances, k = all queries.
-"""
+"""A sample -> arrays at the resolution of training, and random changes of both."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt8
+from jaxtyping import Bool, UInt8
 from PIL import Image, ImageEnhance
 
 from r2sm_jax.data import masks
@@ -18,10 +15,14 @@ from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.query import AMODAL
 
-Tokenize = Callable[[Sequence[str]], list[list[int]]]
-"""Sentences -> token ids."""
+Prepared = dict[str, Any]
+"""One sample: arrays as in a batch (batches.py) without its axis, of all instances and all queries,
+and `texts`, the sentences of the queries."""
+
 MIN_SHARE_IN_CROP = 0.9
 """A query stays if this share of the complete mask of each of its instances lies in the crop."""
+NAMES_A_SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
+"""Sentences that are wrong about a mirrored image."""
 NAMES_A_POSITION = re.compile(
     r"\b(?:(?:left|right|top|bottom|upper|lower|outer|inner|front|rear|back)(?:most)?|last|end"
     r"|mid|middle|center|centre|central|between|above|below|under|beside|next|adjacent"
@@ -32,32 +33,14 @@ NAMES_A_POSITION = re.compile(
 """Sentences that count along a row or compare positions, such as "the second mug from the top"."""
 
 
-class Prepared(NamedTuple):
-    """One sample: as in a batch (batches.py), of all instances and all queries."""
-
-    image: UInt8[np.ndarray, "S S 3"]
-    image_mask: Bool[np.ndarray, "S S"]
-    masks: UInt8[np.ndarray, "m 2 s s"]
-    is_known: Bool[np.ndarray, "m 2"]
-    labels: dict[str, Int32[np.ndarray, " m"]]
-    boxes: Float32[np.ndarray, "m 4"]
-    pixel_weight: UInt8[np.ndarray, "s s"]
-    query_instances: Bool[np.ndarray, "k m"]
-    is_amodal: Bool[np.ndarray, " k"]
-    token_ids: list[list[int]]
-    """Of the sentence of each query."""
-
-
 def prepare(
     sample: Sample,
     *,
     image_size: int,
     mask_size: int,
     vocabulary: Mapping[str, tuple[str, ...]],
-    tokenizer: Tokenize,
 ) -> Prepared:
-    """Letterboxes a sample, pools its masks to the resolution of the losses and tokenizes its
-    sentences.
+    """Letterboxes a sample and pools its masks to the resolution of the losses.
 
     Ignored instances, and queries that mean one, are left out.
     """
@@ -68,7 +51,7 @@ def prepare(
 
     ids = [instance.id for instance in instances]
     queries = [query for query in sample.queries if set(query.instance_ids) <= set(ids)]
-    query_instances = [[number in query.instance_ids for number in ids] for query in queries]
+    query_instances = [[i in query.instance_ids for i in ids] for query in queries]
 
     # Most objects are fully visible: their complete mask is the visible one, and is pooled once.
     coverage = np.zeros((len(instances), 2, mask_size, mask_size), np.uint8)
@@ -90,18 +73,18 @@ def prepare(
 
     is_known = [(True, instance.amodal is not None) for instance in instances]
     boxes = np.array([masks.box(instance.complete) for instance in instances], np.float32)
-    return Prepared(
-        image=letterbox.image(sample.image),
-        image_mask=letterbox.valid(),
-        masks=coverage,
-        is_known=np.array(is_known, bool).reshape(-1, 2),
-        labels=labels,
-        boxes=boxes.reshape(-1, 4) / max(height, width),
-        pixel_weight=_pool_pixels(letterbox, mask_size, ignored),
-        query_instances=np.array(query_instances, bool).reshape(len(queries), len(ids)),
-        is_amodal=np.array([query.mask_type == "amodal" for query in queries], bool),
-        token_ids=tokenizer([query.text for query in queries]),
-    )
+    return {
+        "image": letterbox.image(sample.image),
+        "image_mask": letterbox.valid(),
+        "masks": coverage,
+        "is_known": np.array(is_known, bool).reshape(-1, 2),
+        "labels": labels,
+        "boxes": boxes.reshape(-1, 4) / max(height, width),
+        "pixel_weight": _pool_pixels(letterbox, mask_size, ignored),
+        "query_instances": np.array(query_instances, bool).reshape(len(queries), len(ids)),
+        "is_amodal": np.array([query.mask_type == "amodal" for query in queries], bool),
+        "texts": tuple(query.text for query in queries),
+    }
 
 
 def _pool_pixels(
@@ -183,6 +166,18 @@ def jitter_colours(
         factor = rng.uniform(1 - strength, 1 + strength)
         jittered = enhancer(jittered).enhance(factor)
     return np.asarray(jittered)
+
+
+def mirror(prepared: Prepared) -> Prepared:
+    """A prepared sample with left and right exchanged. Its sentences stay as they are."""
+    x0, y0, x1, y1 = prepared["boxes"].T
+    mirrored = {
+        "image": prepared["image"][:, ::-1],
+        "boxes": np.stack([1 - x1, y0, 1 - x0, y1], axis=1),
+    }
+    for name in ("image_mask", "masks", "pixel_weight"):
+        mirrored[name] = prepared[name][..., ::-1]
+    return prepared | mirrored
 
 
 def drop_tokens(

@@ -160,11 +160,10 @@ class TfdsSource(Source):
         # The records of this split, by their number in the stored one.
         self._indices: Sequence[int] = range(len(self._source))
         if held_out:
-            file_names: dict[int, str] = {}
-            for record in map(self._record, self._indices):
-                file_names[int(record["image_id"])] = record["file_name"].decode()
-            ids = split_ids(folder, file_names, split, *held_out)
-            self._indices = [i for i, image_id in enumerate(file_names) if image_id in ids]
+            records = [self._record(index) for index in range(len(self._source))]
+            names = {int(r["image_id"]): r["file_name"].decode() for r in records}
+            ids = split_ids(folder, names, split, *held_out)
+            self._indices = [i for i, r in enumerate(records) if int(r["image_id"]) in ids]
 
     @cached_property
     def vocabulary(self) -> dict[str, tuple[str, ...]]:

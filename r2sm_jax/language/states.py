@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float16, Float32, Int32
+from jaxtyping import Bool, Float16, Float32
 
 from r2sm_jax.config import MatmulPrecision, TextConfig
 from r2sm_jax.errors import InputError
@@ -130,20 +130,27 @@ class TextStates:
         states = self._look_up(token_ids, "float32")
         return self._pad(states, length or max(map(len, states), default=1))
 
-    def of_ids(
-        self, ids: Int32[np.ndarray, "b k t"], precision: MatmulPrecision = "float32"
-    ) -> Float16[np.ndarray, "b k t l e"]:
-        """Returns the states of sentences that are given as token ids, `NO_TOKEN` in place of
-        padding.
+    def fill(
+        self, batch: Mapping[str, Any], precision: MatmulPrecision = "float32"
+    ) -> dict[str, Any]:
+        """Replaces the token ids of a training batch (`text_ids`, `type_text_ids`) by states
+        (`text`, `type_text`).
 
         The states of a sentence are the same to the bit whatever it is encoded with: its length
         alone says which program computes them, and a program computes all of its rows alike. So a
         resumed run has the states of the run that it continues.
         """
-        b, k, t = ids.shape
-        token_ids = [row[row != NO_TOKEN].tobytes() for row in ids.reshape(b * k, t)]
-        states, _ = self._pad(self._look_up(token_ids, precision), t)
-        return states.reshape(b, k, *states.shape[1:])
+        names = [name for name in ("text", "type_text") if f"{name}_ids" in batch]
+        filled = dict(batch)
+        ids = {name: filled.pop(f"{name}_ids") for name in names}  # int32 [b k t]
+        rows = [row for name in names for row in ids[name].reshape(-1, ids[name].shape[-1])]
+        token_ids = [row[row != NO_TOKEN].tobytes() for row in rows]
+        states = iter(self._look_up(token_ids, precision))
+        for name in names:
+            b, k, t = ids[name].shape
+            of_name, _ = self._pad([next(states) for _ in range(b * k)], t)
+            filled[name] = of_name.reshape(b, k, *of_name.shape[1:])
+        return filled
 
     def embeddings(self, words: Sequence[str]) -> Float32[np.ndarray, "v e"]:
         """One vector for each word from the last of the layers, centred and with unit variance.

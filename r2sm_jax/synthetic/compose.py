@@ -10,12 +10,13 @@ from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.prepare import jitter_colours
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder
@@ -45,6 +46,7 @@ from r2sm_jax.synthetic.scenes.scene import Scene, describe_objects, forbidden_t
 MIN_TARGET_AREA = 0.004  # visible, of an object that a query refers to
 MIN_VISIBLE_AREA = 0.0006  # below it an object is ignored, as beyond `MAX_OCCLUSION`
 
+COLOUR_JITTER = 0.3  # largest relative change of brightness, contrast and saturation in training
 NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
 
 
@@ -53,7 +55,8 @@ class ComposeSource(ProceduralSource):
 
     The photo below is number `index` modulo their number. A training split with more photos than
     pictures draws its photos by seed, from the whole file. Train, dev and the other splits share
-    neither photos nor cut-outs. In training half of the pictures show only a part of the photo.
+    neither photos nor cut-outs. In training half of the pictures are mirrored, and half show only a
+    part of the photo.
     """
 
     splits = (*ProceduralSource.splits, ABSENT_SPLIT)
@@ -66,7 +69,7 @@ class ComposeSource(ProceduralSource):
         *,
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
-        crowds: Crowds = "ignore",
+        crowds: Literal["ignore", "objects"] = "ignore",
         max_pictures_a_photo: int | None = None,
         **options: int,
     ):
@@ -185,12 +188,18 @@ class ComposeSource(ProceduralSource):
         image = np.array(canvas)
         instances = self._make_instances(pasted, photo.objects, image.shape[:2])
 
+        if self.is_training:
+            image = jitter_colours(image, COLOUR_JITTER, rng)
+            if rng.random() < 0.5:
+                image = image[:, ::-1]
+                instances = [i.convert(lambda mask: mask[:, ::-1]) for i in instances]
+
         # Ids run from left to right; what is not visible at all is left out.
         visible = [instance for instance in instances if instance.modal.any()]
         visible.sort(key=lambda instance: sum(masks.box(instance.modal)[::2]))
         numbered = [replace(instance, id=rank) for rank, instance in enumerate(visible, start=1)]
         facts = tuple(describe_objects(numbered))
-        return Scene(image, tuple(numbered), facts, file.marked_classes)
+        return Scene(np.ascontiguousarray(image), tuple(numbered), facts, file.marked_classes)
 
     def write_queries(self, scene: Scene, rng: np.random.Generator) -> tuple[Query, ...]:
         """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""

@@ -42,8 +42,8 @@ LISTS_OF_LVIS = {"neg_category_ids", "not_exhaustive_category_ids"}
 """Fields of an image that say which classes are not on it, and which are marked in part. Nothing is
 known of the others."""
 NOTHING_ABSENT = (
-    "none of its photos is known to lack a class (classes that no annotation uses, groups of "
-    "classes and partly marked files, by info.partial or LVIS, do not count)"
+    "each of its photos shows every class that can be absent: none of a partly marked file "
+    "(info.partial, or LVIS), no group of classes, and none that no annotation uses"
 )
 MAX_BAD = 0.1  # share of the records of a file that may be bad, as for `data complete`
 MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many

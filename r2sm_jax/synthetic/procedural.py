@@ -68,14 +68,13 @@ class ProceduralSource(Source):
 
     def __getitem__(self, index: int) -> Sample:
         """Scene `index` with its queries. Raises IndexError from `count` on."""
-        return self.at_visit(index, visit=0, is_mirrored=False)
+        return self.at_visit(index, 0)
 
-    def at_visit(self, index: int, visit: int, is_mirrored: bool) -> Sample:
+    def at_visit(self, index: int, visit: int) -> Sample:
         """Another scene in place of scene `index` at each visit; at visit 0 that scene itself.
 
-        It is the one that a source of more scenes has as number `visit * count + index`. If it is
-        mirrored, its queries are written afterwards, so that left is left. Raises IndexError from
-        `count` on.
+        It is the one that a source of more scenes has as number `visit * count + index`. Raises
+        IndexError from `count` on.
         """
         if not 0 <= index < self.count:
             raise IndexError(index)
@@ -85,8 +84,6 @@ class ProceduralSource(Source):
         first = visit % num_visits * self.count
         number = list(SPLITS).index(self.split) * SPLIT_STRIDE + first + index
         scene = self.make_scene(number)
-        if is_mirrored:
-            scene = scene.mirrored()
         # Queries have a generator of their own, so that a change in the picture leaves them alone.
         rng = np.random.default_rng((self.seed, number, 1))
         queries = self.write_queries(scene, rng)

@@ -19,7 +19,7 @@ from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE, CropWind
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.models.crop_unet import CropOutput, CropUNet, make_completer
-from r2sm_jax.training.crops import CropPart, object_weight, true_iou, vary_colours
+from r2sm_jax.training.crops import CropPart, object_weight, true_iou, vary
 from r2sm_jax.training.regions import draw_region
 from r2sm_jax.training.step import Loss, Losses
 
@@ -114,17 +114,17 @@ class CompletionTargets(NamedTuple):
 
 
 def vary_completion(planes: UInt8[Array, "m s s 7"], key: Key[Array, ""]) -> CompletionTargets:
-    """Varies the colours of examples, hides the others' masks from some, and makes noise on the
-    given masks of most."""
-    keys = jax.random.split(key, 6)
+    """Varies examples, hides the others' masks from some, and makes noise on the given masks of
+    most."""
+    keys = jax.random.split(key, 10)
     count = len(planes)
-    planes = vary_colours(planes, keys[:2])
+    planes = vary(planes, keys[:3])
     visible, others, complete = (planes[..., k] / 255 for k in range(4, 7))
 
-    is_clean = jax.random.bernoulli(keys[2], CLEAN_SHARE, (count, 1, 1))
-    given = jnp.where(is_clean, visible, disturb(visible, others, keys[3]))
-    others = jnp.where(is_clean, others, move_outline(others, keys[4]))
-    others_known = jax.random.bernoulli(keys[5], OTHERS_SHARE, (count, 1, 1))
+    is_clean = jax.random.bernoulli(keys[3], CLEAN_SHARE, (count, 1, 1))
+    given = jnp.where(is_clean, visible, disturb(visible, others, keys[4]))
+    others = jnp.where(is_clean, others, move_outline(others, keys[5]))
+    others_known = jax.random.bernoulli(keys[6], OTHERS_SHARE, (count, 1, 1))
     known = jnp.broadcast_to(others_known, visible.shape)
     masks_of_crop = 255 * jnp.stack([given, others * known, known], axis=-1)
     crops = jnp.concatenate([planes[..., :4], masks_of_crop], axis=-1)

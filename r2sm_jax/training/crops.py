@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import Config
-from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.dataset import FreshSource, Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.crop_unet import CropUNet
 from r2sm_jax.models.hub import find_model
@@ -39,12 +39,13 @@ picture are alike."""
 def draw_examples(
     place: tuple[int, int], rng: np.random.Generator, *, source: Source, cut: CutExamples
 ) -> list[UInt8[np.ndarray, "s s c"]]:
-    """Makes up to `EXAMPLES_PER_IMAGE` examples of picture `place[0]` at its visit `place[1]`, half
-    of the time mirrored.
+    """Makes up to `EXAMPLES_PER_IMAGE` examples of picture `place[0]` at its visit `place[1]`.
 
     A source that can make new pictures does so at each visit, whatever `DataConfig.fresh` says.
     """
-    sample = source.at_visit(*place, is_mirrored=rng.random() < 0.5)
+    index, visit = place
+    is_fresh = isinstance(source, FreshSource)
+    sample = source.at_visit(index, visit) if is_fresh else source[index]
     order = rng.permutation(len(sample.instances))
     shuffled = replace(sample, instances=tuple(sample.instances[place] for place in order))
     return list(islice(cut(shuffled, rng=rng), EXAMPLES_PER_IMAGE))
@@ -95,11 +96,14 @@ def example_batches(source: Source, config: Config, cut: CutExamples) -> Batches
 # On the devices
 
 
-def vary_colours(planes: UInt8[Array, "m s s c"], keys: Array) -> Float[Array, "m s s c"]:
-    """Changes colours and brightness of examples, from 0 to 255. Takes two `keys`."""
+def vary(planes: UInt8[Array, "m s s c"], keys: Array) -> Float[Array, "m s s c"]:
+    """Mirrors half of the examples, and changes colours and brightness, from 0 to 255. Takes three
+    `keys`."""
     count = len(planes)
-    gain = 1 + 0.25 * jax.random.uniform(keys[0], (count, 1, 1, 3), minval=-1)
-    gain = gain * (1 + 0.3 * jax.random.uniform(keys[1], (count, 1, 1, 1), minval=-1))
+    flip = jax.random.bernoulli(keys[0], 0.5, (count, 1, 1, 1))
+    planes = jnp.where(flip, planes[:, :, ::-1], planes)
+    gain = 1 + 0.25 * jax.random.uniform(keys[1], (count, 1, 1, 3), minval=-1)
+    gain = gain * (1 + 0.3 * jax.random.uniform(keys[2], (count, 1, 1, 1), minval=-1))
     colours = jnp.clip(planes[..., :3] * gain, 0, 255)
     return jnp.concatenate([colours, planes[..., 3:]], axis=-1)
 

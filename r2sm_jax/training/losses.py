@@ -88,19 +88,18 @@ def predict_for_training(
     model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
 ) -> TrainingOutput:
     """Predicts everything that the losses compare with the targets."""
-    image_features = model.encode_image(batch.image, batch.image_mask)
-    decoder = model.decode_kernels(image_features, batch.text, batch.text_mask)
+    image_features = model.encode_image(batch["image"], batch["image_mask"])
+    decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
 
     if model.head is not None:
         # Heads that read words alone learn from sentences of their own, some without an image. In
-        # training they never read the queries in batch.text.
-        assert batch.type_text is not None and batch.type_text_mask is not None
-        states = batch.type_text.astype(jnp.float32)
-        type_logits = heads.member_logits(model.head, states, batch.type_text_mask)
+        # training they never read the queries in batch["text"].
+        states = batch["type_text"].astype(jnp.float32)
+        type_logits = heads.member_logits(model.head, states, batch["type_text_mask"])
     else:
         # The `decoder` head. References and `none` learn nothing here: their logit 0 adds the
         # constant log 2 = 0.69, without a gradient, to the logged type loss and to the total.
-        type_logits = model.amodal_logit(batch.text, batch.text_mask, decoder)[None]
+        type_logits = model.amodal_logit(batch["text"], batch["text_mask"], decoder)[None]
 
     return TrainingOutput(
         decoder=decoder,

@@ -29,7 +29,7 @@ from r2sm_jax.data.dataset import Sample
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.models.crop_unet import NUM_CHANNELS, CropOutput, CropUNet, make_outliner
 from r2sm_jax.query import Click, Prompt
-from r2sm_jax.training.crops import CropPart, object_weight, true_iou, vary_colours
+from r2sm_jax.training.crops import CropPart, object_weight, true_iou, vary
 from r2sm_jax.training.step import Loss, Losses
 
 MIN_OUTLINED_PIXELS = 60  # below it an object is no example
@@ -151,8 +151,8 @@ class OutlineTargets(NamedTuple):
 
 
 def vary_outline(planes: UInt8[Array, "m s s 8"], key: Key[Array, ""]) -> OutlineTargets:
-    """Varies the colours of examples."""
-    planes = vary_colours(planes, jax.random.split(key))
+    """Varies examples."""
+    planes = vary(planes, jax.random.split(key, 3))
     shares = reduce(planes[..., NUM_CHANNELS] / 255, "m (h p) (w q) -> m h w", "mean", p=2, q=2)
     visible = (shares > 0.5).astype(jnp.float32)
     return OutlineTargets(planes[..., :NUM_CHANNELS], visible, object_weight(visible > 0.5))

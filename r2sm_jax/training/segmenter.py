@@ -7,8 +7,14 @@ import jax
 import numpy as np
 from flax import nnx
 
-from r2sm_jax.config import Config, MatmulPrecision
-from r2sm_jax.data.batches import Batch, Examples, training_batches
+from r2sm_jax.config import LEARNED_HEADS, Config
+from r2sm_jax.data.batches import (
+    MAX_KEPT_BYTES,
+    Batch,
+    ExampleBuilder,
+    Examples,
+    training_batches,
+)
 from r2sm_jax.data.dataset import Source, hash_data, read_some
 from r2sm_jax.errors import InputError
 from r2sm_jax.language.states import TextStates
@@ -62,7 +68,7 @@ def prepare_data(
 
     Raises InputError if the language model cannot be read or does not fit the configuration.
     """
-    text = config.model.text
+    data, text = config.data, config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     if text.dim != texts.sizes.dim:
         raise InputError(
@@ -83,21 +89,34 @@ def prepare_data(
 
     # How many tokens sentences are padded to.
     lengths = texts.tokenizer.count([query.text for query in queries])
-    text_only_ids = texts.tokenizer([sentence.text for sentence in text_only])
+    text_only_lengths = texts.tokenizer.count([sentence.text for sentence in text_only])
     tokens = longest_fitting(lengths)
-    type_tokens = max(tokens, longest_fitting([len(ids) for ids in text_only_ids]))
+    type_tokens = max(tokens, longest_fitting(text_only_lengths))
     share = np.mean([length > tokens for length in lengths])
     print(f"queries of more than {tokens} tokens are left out of training ({share:.1%})")
 
-    is_amodal = [sentence.mask_type == "amodal" for sentence in text_only]
-    sentences_without_image = zip(text_only_ids, is_amodal, strict=True)
+    fitting = zip(text_only, text_only_lengths, strict=True)
+    build = ExampleBuilder(
+        tokenizer=texts.tokenizer,
+        tokens=tokens,
+        queries=data.queries,
+        instances=data.instances,
+        slots=config.model.decoder.slots,
+        mirror=data.mirror,
+        token_drop=data.token_drop,
+        colour_jitter=data.colour_jitter,
+        has_text_head=config.model.head in LEARNED_HEADS,
+        text_only=[sentence for sentence, length in fitting if length <= type_tokens],
+        type_tokens=type_tokens,
+    )
     examples = Examples(
         source,
-        config,
-        texts.tokenizer,
-        tokens,
-        text_only=[one for one in sentences_without_image if len(one[0]) <= type_tokens],
-        type_tokens=type_tokens,
+        build,
+        image_size=config.model.vision.image_size,
+        mask_size=config.model.mask_size,
+        crop=data.crop,
+        fresh=data.fresh,
+        max_kept_bytes=MAX_KEPT_BYTES // max(1, data.workers),
     )
     return TrainingData(
         examples=examples,
@@ -140,17 +159,9 @@ def segmenter_task(
             workers=config.data.workers,
         )
         for number, batch in enumerate(batches, start + 1):
-            yield add_states(batch, data.texts, config.train.matmul_precision), number
+            yield data.texts.fill(batch, config.train.matmul_precision), number
 
     return Task(model, segmenter_loss(config, data.names), read_batches, evaluate)
-
-
-def add_states(batch: Batch, texts: TextStates, precision: MatmulPrecision = "float32") -> Batch:
-    """Replaces token ids by the states of the language model."""
-    batch = batch._replace(text=texts.of_ids(batch.text, precision))
-    if batch.type_text is None:
-        return batch
-    return batch._replace(type_text=texts.of_ids(batch.type_text, precision))
 
 
 def load_published(model: R2SM, data: TrainingData, seed: int) -> None:

@@ -98,13 +98,13 @@ class Targets(NamedTuple):
 def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
     """The targets of a whole batch (data/batches.py lists its arrays). `head` is the name of the
     mask-type head."""
-    masks = to_coverage(batch.masks)
+    masks = to_coverage(batch["masks"])
     pooled = pool_masks(masks)
-    pixel_weight = to_coverage(batch.pixel_weight)
-    is_known = batch.is_known
-    is_amodal = batch.is_amodal
-    query_mask = batch.query_mask
-    query_instances = batch.query_instances
+    pixel_weight = to_coverage(batch["pixel_weight"])
+    is_known = batch["is_known"]
+    is_amodal = batch["is_amodal"]
+    query_mask = batch["query_mask"]
+    query_instances = batch["query_instances"]
 
     # Which masks of a pair a query teaches.
     is_requested = jnp.stack([~is_amodal, is_amodal], axis=-1)  # [b k 2]
@@ -121,8 +121,8 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         unite(query_instances, masks), teaches & all_known, is_amodal, head=head
     )
 
-    slot_exists = (batch.slot_targets >= 0) & query_mask[..., None]
-    slot_instance = jnp.maximum(batch.slot_targets, 0)
+    slot_exists = (batch["slot_targets"] >= 0) & query_mask[..., None]
+    slot_instance = jnp.maximum(batch["slot_targets"], 0)
     slot_learns = slot_exists[..., None] & teaches[:, :, None] & take(is_known, slot_instance)
     slots = make_mask_targets(
         take(pooled, slot_instance), slot_learns, is_amodal[..., None], head=head
@@ -158,9 +158,10 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         instances=weigh_masks(masks, is_visible & instance_learns),
         instance_regions=instance_regions,
         pixels=make_pixel_targets(batch, pooled, instance_learns, teaches_hidden=not teaches_one),
-        # For a head that does not read words alone the f sentences are the k queries.
-        type_is_amodal=is_amodal if batch.type_is_amodal is None else batch.type_is_amodal,
-        type_weight=mean_weight(query_mask if batch.type_valid is None else batch.type_valid),
+        # A batch has these arrays only for a head that reads words alone (data/batches.py). For
+        # every other head the f sentences are the k queries.
+        type_is_amodal=batch.get("type_is_amodal", is_amodal),
+        type_weight=mean_weight(batch.get("type_valid", query_mask)),
     )
 
 
@@ -174,13 +175,13 @@ def make_pixel_targets(
     """Targets of the dense losses from masks at their resolution. A pixel belongs to the instance
     that covers more than half of it, if there is one."""
     modal, amodal = masks[:, :, MODAL], masks[:, :, AMODAL]
-    is_image = pool_masks(to_coverage(batch.pixel_weight)) > 0.5
-    has_amodal = batch.is_known[..., AMODAL]
+    is_image = pool_masks(to_coverage(batch["pixel_weight"])) > 0.5
+    has_amodal = batch["is_known"][..., AMODAL]
 
     instance = modal.argmax(1)  # [b h w], an index into the axis m
     is_object = (modal.max(1) > 0.5) & is_image
     is_taught = is_object[..., None] & take(learns, instance)  # [b h w 2]
-    labels = {name: take(label, instance) for name, label in batch.labels.items()}
+    labels = {name: take(label, instance) for name, label in batch["labels"].items()}
     is_hidden = (amodal - modal > 0.5) & has_amodal[..., None, None]  # [b m h w]
 
     return PixelTargets(
@@ -189,10 +190,10 @@ def make_pixel_targets(
             name: mean_weight(is_taught[..., MODAL] & (label >= 0))
             for name, label in labels.items()
         },
-        box=take(batch.boxes, instance),
+        box=take(batch["boxes"], instance),
         box_weight=mean_weight(is_taught.all(-1)),
         hidden=is_hidden.astype(jnp.float32),
-        hidden_labels=batch.labels.get("category", jnp.full(has_amodal.shape, -1)),
+        hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
         hidden_unknown=~has_amodal,
         # What is hidden is the difference of both masks, so it is not taught where a query teaches
         # only one of them.

@@ -1,7 +1,7 @@
 """A made picture with its objects, and what the query grammar knows of objects with masks."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -32,20 +32,6 @@ class Scene:
     instances: tuple[Instance, ...]
     facts: tuple[ObjectFacts, ...]
     marked_classes: tuple[str, ...] = ()
-
-    def mirrored(self) -> "Scene":
-        """Exchanges left and right. Ids run from left to right again."""
-        ids = {one.id: rank for rank, one in enumerate(reversed(self.instances), start=1)}
-        instances = {}
-        for instance in reversed(self.instances):
-            mirrored = instance.convert(lambda mask: mask[:, ::-1])
-            instances[instance.id] = replace(mirrored, id=ids[instance.id])
-        facts = []
-        for one in reversed(self.facts):
-            hidden_by = sorted(ids[other] for other in one.hidden_by)
-            facts.append(_describe(instances[one.id], one.category, hidden_by, one.uses, one.ideas))
-        image = self.image[:, ::-1]
-        return replace(self, image=image, instances=(*instances.values(),), facts=tuple(facts))
 
 
 def make_scene(
