@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 from tiny_models import LAYERS, WIDTH
 
-from r2sm_jax.data import text_states, tokenizer as tokenizer_module
+from r2sm_jax.language import states as text_states, tokenizer as tokenizer_module
 from r2sm_jax.language.encoder import load_text_encoder
 from r2sm_jax.language.states import TextStates
 from r2sm_jax.language.tokenizer import NO_TOKEN, QueryTokenizer, read_part
