@@ -501,6 +501,7 @@ def test_augmented_copies_of_a_photo_are_on_one_side_of_every_split(file, tmp_pa
         split: [photos.name_of(photo) for photo in photos.photos_of_split(split)]
         for split in ("train", "dev", "val")
     }
+    path.write_text(json.dumps(records | {"annotations": [], "queries": []}))
     stored = {
         split: [image.file_name for image in load_json_split(path, split).images]
         for split in composed
