@@ -17,8 +17,10 @@ class Table(NamedTuple):
 
     def markdown(self) -> list[str]:
         """Returns the lines of the table in Markdown, without its title."""
-        lines = [f"| {' | '.join(row)} |" for row in [self.header, *self.rows]]
-        return [lines[0], "|---" + "|---:" * (len(self.header) - 1) + "|", *lines[1:]]
+        header, *rows = [f"| {' | '.join(row)} |" for row in [self.header, *self.rows]]
+        num_figures = len(self.header) - 1
+        alignment = "|---" + "|---:" * num_figures + "|"
+        return [header, alignment, *rows]
 
 
 def to_markdown(title: str, paragraphs: Sequence[str], tables: Sequence[Table]) -> str:

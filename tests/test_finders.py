@@ -393,7 +393,7 @@ def test_true_boxes_of_the_class_give_a_giou_of_three_quarters():
     if not photos.exists():
         pytest.skip(f"there is no {photos} (set R2SM_REAL_DATA)")
     spec, images = f"compose:{photos / 'instances.json'}", photos / "images"
-    data = DataConfig(source=spec, images=images)
+    data = DataConfig(source=spec, images=str(images))
     source = open_split(data, "val", count=None, size=448)
     predictor = r2sm_jax.load("photos-small")
     ious: dict[str, list[float]] = {"only": [], "one of several": [], "several": []}

@@ -182,6 +182,15 @@ def test_labels_of_yolo_and_back(mask, draft, command):
     assert command(main, "labels", draft, "--mask", mask, "--out", "yolo").code == 2
 
 
+def test_two_images_never_share_a_file_of_labels(draft, refused):
+    content = json.loads(draft.read_text())
+    first, second = content["images"][:2]
+    first["file_name"], second["file_name"] = "a.jpg", "a.png"
+    draft.write_text(json.dumps(content))
+    message = refused(main, "labels", draft, "--mask", "modal", "--out", "yolo")
+    assert "would both have the labels a.txt" in message and not Path("yolo").exists()
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -147,7 +147,8 @@ def _figures(report: Mapping[str, Any]) -> str:
         values = [figures[group][metric] for group, metric in COLUMNS.values()]
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
         digest = report["meta"]["data_sha256"][split]
-        rows.append([f"`{split}`", str(figures["all"]["queries"]), *cells, f"`{digest}`"])
+        num_queries = figures["all"]["queries"]
+        rows.append([f"`{split}`", f"{num_queries}", *cells, f"`{digest}`"])
     lines = Table("", ["split", "queries", *COLUMNS, "data sha256"], rows).markdown()
     lines.append("")
     lines.append(

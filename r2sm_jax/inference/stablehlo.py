@@ -105,7 +105,9 @@ def answers_by_name(output: R2SMOutput) -> dict[str, Any]:
     """Names what `answer` returns: its masks are `modal` and `amodal`, `[b k q h w]`."""
     answers = output._asdict()
     masks = answers.pop("masks")
-    return answers | {"modal": masks[..., MODAL, :, :], "amodal": masks[..., AMODAL, :, :]}
+    answers["modal"] = masks[..., MODAL, :, :]
+    answers["amodal"] = masks[..., AMODAL, :, :]
+    return answers
 
 
 def _lower(

@@ -294,7 +294,8 @@ def corrected(files: Files, over: Path) -> None:
         return read_corrected(file, over, collector, counts)
 
     convert(files, "corrected", read, info={"corrected": file.name})
-    print(", ".join(f"{counts[what]} {what}" for what in ("kept", "changed", "added", "dropped")))
+    what_happened = ("kept", "changed", "added", "dropped")
+    print(", ".join(f"{counts[word]} {word}" for word in what_happened))
 
 
 FORMATS: dict[str, Callable[..., None]] = {

@@ -63,8 +63,11 @@ def find_in_draft(
 ) -> tuple[str, tuple[int, int]]:
     """The name of an image in the draft, and its size. Raises ValueError if there is not one."""
     path = PurePosixPath((image.file_name or "").replace("\\", "/"))
-    # Label Studio puts eight digits before the names of uploaded files.
-    found = by_name.get(path.name) or by_name.get(re.sub("^[0-9a-f]{8}-", "", path.name), [])
+    found = by_name.get(path.name, [])
+    if not found:
+        # Label Studio puts eight digits before the names of uploaded files.
+        uploaded = re.sub("^[0-9a-f]{8}-", "", path.name)
+        found = by_name.get(uploaded, [])
     if len(found) > 1:
         found = [t for t in found if f"/{path}".endswith(f"/{t.file_name}")]
     if len(found) != 1:
