@@ -321,7 +321,7 @@ class Dataset(Source):
         """Returns the same dataset with just these images, in this order."""
         # Not by `copy.copy`, which would read the file again (`__reduce__`).
         part = object.__new__(type(self))
-        part.__dict__.update(self.__dict__)
+        vars(part).update(vars(self))
         part.images = [self.images[index] for index in indices]
         return part
 
