@@ -23,7 +23,7 @@ MAX_MEGAPIXELS = 50
 # of all threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 ORIENTATION = 0x0112
-"""The EXIF tag that says how an image is turned; from 5 on, height and width are exchanged."""
+"""The EXIF tag that says how an image is turned; from 5 to 8 height and width are exchanged."""
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
 IMAGE_SUFFIXES = (*JPEG_SUFFIXES, ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
 """Files of a folder with other names are no images."""
@@ -101,7 +101,8 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
     """
     with _opened(path) as image:
         width, height = image.size
-        is_sideways = image.getexif().get(ORIENTATION, 1) >= 5
+        # Pillow gives the size of a TIFF file as it is upright.
+        is_sideways = image.format != "TIFF" and image.getexif().get(ORIENTATION) in range(5, 9)
         return (width, height) if is_sideways else (height, width)
 
 
