@@ -270,7 +270,7 @@ def load_json_split(
         indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in ids]
         dataset = dataset.subset(indices)
     if need_images:
-        dataset.check_images()
+        dataset.check_whole()
     return dataset
 
 

@@ -254,7 +254,7 @@ REFUSED = [
     ({"num_bad": 40}, "40 of 360 records are bad; a share of 0.1 allows 36"),
     ({"folder": "."}, "--images"),
     ({"folder": "nowhere"}, "no such image folder"),
-    ({"empty": True}, r"73 of 73 images are not in .*, or are empty files: .*, \.\.\.;"),
+    ({"empty": True}, r"73 of 73 images cannot be used; .*: \S*\.jpg: the image cannot be read"),
     ({"name": "none.json"}, "No such file"),
     ({"folder": ".", "name": "a.json,a.json"}, "--images"),
 ]
