@@ -22,6 +22,7 @@ from made_pictures import (
 from PIL import Image
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig, ModelConfig, VisionConfig
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.contradictions import find_pictures_in_both
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.errors import InputError
@@ -431,7 +432,7 @@ NOTHING_ABSENT = {
 
 
 @pytest.mark.parametrize("case", NOTHING_ABSENT)
-def test_a_split_that_cannot_be_is_left_out_with_a_line(case, ten_photos, capsys):
+def test_a_split_that_cannot_be_is_left_out_with_a_line(case, ten_photos, capsys, command):
     records = json.loads(ten_photos.read_text())
     records["categories"] = NOTHING_ABSENT[case]
     for annotation in records["annotations"]:
@@ -446,8 +447,11 @@ def test_a_split_that_cannot_be_is_left_out_with_a_line(case, ten_photos, capsys
         train=LoopConfig(report_samples=4),
     )
     assert [*open_reported(config)] == ["val", "val_phrasing", "val_hard"]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "val_absent is left out" in line
+    assert capsys.readouterr().err.count("val_absent is left out") == 1
+    # Statistics of all splits take the same ones.
+    argv = "stats", config.data.source, "--scenes", 2, "--json"
+    splits = json.loads(command(main, *argv).out)["splits"]
+    assert [*splits] == ["train", "val", "val_phrasing", "val_hard", "dev"]
 
 
 def absent_texts(path: Path) -> list[str]:
