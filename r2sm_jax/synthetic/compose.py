@@ -32,7 +32,7 @@ from r2sm_jax.synthetic.photos import (
 )
 from r2sm_jax.synthetic.pictures import paste_sprites
 from r2sm_jax.synthetic.procedural import SPLIT_STRIDE, ProceduralSource
-from r2sm_jax.synthetic.queries.nouns import display_name
+from r2sm_jax.synthetic.queries.nouns import absent_names, display_name
 from r2sm_jax.synthetic.queries.write import (
     ABSENT_SPLIT,
     SPLITS,
@@ -209,7 +209,7 @@ class ComposeSource(ProceduralSource):
         present = {display_name(instance.category) for instance in scene.instances}
         absent_queries = write_absent_queries(
             scene.facts,
-            [name for name in scene.marked_classes if name not in present],
+            absent_names(scene.marked_classes, present),
             rng=rng,
             count=num_absent,
             split=SPLITS[self.split],

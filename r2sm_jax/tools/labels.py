@@ -31,7 +31,8 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
     names = [record["name"] for record in sorted(classes, key=lambda record: record["id"])]
     files = label_files([truth.file_name for truth in truths], data)
     num_objects = num_left_out = 0
-    for truth, name in zip(truths, files, strict=True):
+    texts = []
+    for truth in truths:
         height, width = truth.size
         lines = []
         for instance in truth.instances:
@@ -46,8 +47,14 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
             words = [str(names.index(instance.category)), *(f"{share:.6f}" for share in shares)]
             lines.append(" ".join(words) + "\n")
         num_objects += len(lines)
+        texts.append("".join(lines))
+    if not num_objects:
+        raise InputError(
+            f"{data}: it has no {mask} masks; data complete draws the whole of objects"
+        )
+    for text, name in zip(texts, files, strict=True):
         with atomic_write(out / "labels" / name) as part:
-            part.write_text("".join(lines), "utf-8")
+            part.write_text(text, "utf-8")
     # JSON is YAML.
     described = {"train": "images", "val": "images", "names": names}
     with atomic_write(out / "data.yaml") as part:

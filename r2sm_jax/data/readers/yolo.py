@@ -35,13 +35,13 @@ def read_yolo(
         stated = yaml.safe_load(read_bytes(path))
         names = stated["names"]
         names = names if isinstance(names, dict) else dict(enumerate(names))
+        for number, name in names.items():
+            collector.add_category(str(name), {"id": number + 1})
         places = stated[split] if images_dir is None else str(images_dir.resolve())
+        root = path.parent / (stated.get("path") or "")
     except (yaml.YAMLError, TypeError, KeyError):
         raise InputError(f"{path}: it has no names, or no {split}; give a data.yaml") from None
-    for number, name in names.items():
-        collector.add_category(str(name), {"id": number + 1})
-    root = path.parent / (stated.get("path") or "")
-    places = [places] if isinstance(places, str) else places
+    places = places if isinstance(places, list) else [places]
     files = [file for place in places for file in list_images(path, root, place)]
     numbers = count(1)
     for image_id, file in enumerate(files, start=1):
@@ -86,7 +86,7 @@ def read_labels(
             kind, *shares = map(float, line.split())
             if len(shares) == 4:
                 raise ValueError("it is a box and no mask")
-            if len(shares) % 2 or max(map(abs, shares)) > MAX_SHARE:
+            if len(shares) < 6 or len(shares) % 2 or max(map(abs, shares)) > MAX_SHARE:
                 raise ValueError("give shares x y of the image's size, from 0 to 1")
             if kind not in names:
                 raise ValueError(f"class {kind:g} is none of `names`")
