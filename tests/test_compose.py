@@ -115,7 +115,7 @@ def test_samples_are_sound(source, samples):
             assert not any(i.ignore for i in targets)
             assert query.mask_type == "modal" or all(i.amodal is not None for i in targets)
         absent = [query for query in sample.queries if not query.instance_ids]
-        assert len(absent) <= 1
+        assert len(absent) <= 2
         num_absent += len(absent)
     assert num_absent > 0.5 * NUM_PICTURES
     assert sum(len(sample.queries) for sample in samples) > 6 * NUM_PICTURES
@@ -132,7 +132,7 @@ def test_some_pictures_stay_photos_outside_training(file):
     num_plain = 0
     for index in range(NUM_PICTURES):
         sample = source[index]
-        photo_index = source.photo_indices[index % len(source.photo_indices)]
+        photo_index = source.photo_order[index % len(source.photo_order)]
         photo = read_photo(source.photos, photo_index, SIZE)
         if not np.array_equal(sample.image, np.asarray(photo.image)):
             assert len(sample.instances) > 3 or any(hidden_shares(sample))
@@ -203,13 +203,13 @@ def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(file, tmp_
     (tmp_path / "index.json").write_text(json.dumps(index))
 
     def classes(source: ComposeSource) -> set[str]:
-        return {i.category for index in range(20) for i in source[index].instances}
+        return {i.category for index in range(40) for i in source[index].instances}
 
-    source = ComposeSource(file, "train", 20, size=SIZE, cutouts=tmp_path)
+    source = ComposeSource(file, "train", 40, size=SIZE, cutouts=tmp_path)
     assert {c.item.category for c in source.paster.drawings} == {"abacus", "anchor", "dog"}
     assert set(source.vocabulary["category"]) == {*PHOTO_CLASSES, "abacus", "anchor"}
     assert classes(source) >= {"abacus", "anchor"}
-    val = ComposeSource(file, "val", 20, size=SIZE, cutouts=tmp_path)
+    val = ComposeSource(file, "val", 40, size=SIZE, cutouts=tmp_path)
     assert classes(val) <= set(PHOTO_CLASSES)
 
 
@@ -406,7 +406,7 @@ def test_a_partly_marked_file_gives_no_queries_for_absent_things(two_files):
     source = ComposeSource(two_files, "train", 130, size=SIZE)
     num_absent = Counter[bool]()
     for index in range(0, 130, 3):
-        photo = source.photo_indices[index % len(source.photo_indices)]
+        photo = source.photo_order[index % len(source.photo_order)]
         is_partial = source.photos.file_of(photo).is_partial
         num_absent[is_partial] += sum(not q.instance_ids for q in source[index].queries)
     assert num_absent[False] > 10 and num_absent[True] == 0

@@ -57,9 +57,9 @@ class ComposeSource(ProceduralSource):
     """Composed photographs, rebuilt from (seed, split, index) and the content of files and photos.
 
     The photo below is number `index` modulo their number. A training split with more photos than
-    pictures draws its photos by seed, from the whole file. Train, dev and the other splits share
-    neither photos nor cut-outs. In training half of the pictures are mirrored, and half show only a
-    part of the photo.
+    pictures draws its photos by seed, from the whole file; else photos of many objects come several
+    times in a pass. Train, dev and the other splits share neither photos nor cut-outs. In training
+    half of the pictures are mirrored, and half show only a part of the photo.
     """
 
     splits = (*ProceduralSource.splits, ABSENT_SPLIT)
@@ -91,7 +91,12 @@ class ComposeSource(ProceduralSource):
         self.is_training = split == "train"
         self.photos = Photos(paths, images, crowds)
         self.photo_indices = self._choose_photos(count)
-        self.count = len(self.photo_indices) if count is None else count
+        self.photo_order = self.photo_indices
+        if self.is_training and (count is None or count >= len(self.photo_indices)):
+            self.photo_order = [
+                i for i in self.photo_indices for _ in range(self._count_repeats(i))
+            ]
+        self.count = len(self.photo_order) if count is None else count
         if max_pictures_a_photo is not None:
             self.count = min(self.count, max_pictures_a_photo * len(self.photo_indices))
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
@@ -129,10 +134,8 @@ class ComposeSource(ProceduralSource):
                     f"{NOTHING_ABSENT}; choose another"
                 )
         # Held-out splits keep their order, so that more pictures begin with the same ones.
-        if not self.is_training:
+        if not self.is_training or count is None or count >= len(photos):
             return photos
-        if count is None or count >= len(photos):
-            return [photo for photo in photos for _ in range(self._count_repeats(photo))]
 
         warnings.warn(
             f"{self.photos.name}: {count:,} of the {len(photos):,} photos of the split "
@@ -178,14 +181,14 @@ class ComposeSource(ProceduralSource):
     def fingerprints(self) -> list[str]:
         """Returns that of the photo below each picture, and those of photos that only lend objects
         to others."""
-        of_photos = [self.photos.fingerprint_of(photo) for photo in self.photo_indices]
+        of_photos = [self.photos.fingerprint_of(photo) for photo in self.photo_order]
         number = max(self.count, len(of_photos))
         return [of_photos[index % len(of_photos)] for index in range(number)]
 
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
-        index = self.photo_indices[number % SPLIT_STRIDE % len(self.photo_indices)]
+        index = self.photo_order[number % SPLIT_STRIDE % len(self.photo_order)]
         file = self.photos.file_of(index)
         photo = read_photo(self.photos, index, self._photo_side)
         if self.is_training:
