@@ -17,14 +17,14 @@ MIN_HEIGHT_OF_STANDING = 1.6  # in widths; where a person's clothes are is known
 CHEST = (0.22, 0.48)  # from the top, in heights of the person
 
 
-def name_colour(image: UInt8[np.ndarray, "H W 3"], mask: Mask, noun: str) -> str | None:
+def name_colour(image: UInt8[np.ndarray, "H W 3"], mask: Mask, category: str) -> str | None:
     """Returns the colour of a visible mask, of a person that of the clothes.
 
     None where no colour is clear.
     """
     rows, columns = np.nonzero(mask)
     min_pixels = MIN_PIXELS
-    if len(rows) >= min_pixels and is_person(noun):
+    if len(rows) >= min_pixels and is_person(category):
         top, height = rows.min(), np.ptp(rows) + 1
         if height < MIN_HEIGHT_OF_STANDING * (np.ptp(columns) + 1):
             return None

@@ -28,7 +28,7 @@ PATTERN_AFTER_SHARE = 0.35  # of patterns, those that follow their noun: "with s
 CLASS_NAME_SHARE = 0.3  # of nouns for an object of a photo, at least the name of its class
 
 PEOPLE = {"person", "people", "human", "man", "woman", "boy", "girl", "child"}
-"""Words at the end of nouns for those whose colour is that of their clothes."""
+"""Words at the end of the classes whose colour is that of their clothes."""
 
 Named = tuple[str, frozenset[int]]
 """A noun and the ids of all objects that it could mean."""
@@ -96,7 +96,7 @@ class NameWriter:
         unique = [o for o in options if self.objects.matching(ids, *o) == (target.id,)]
         if not unique:
             return None
-        return self.singular(target, noun, *self.adjectives(noun, *pick(self.rng, unique)))
+        return self.singular(target, noun, *self.adjectives(target, *pick(self.rng, unique)))
 
     def name_by_colour(self, target: ObjectFacts) -> Phrase | None:
         """A name that needs the colour: "the red mug", "the person in red"."""
@@ -106,7 +106,7 @@ class NameWriter:
         noun, ids = named
         if self.objects.matching(ids, target.colour, None) != (target.id,):
             return None
-        return self.singular(target, noun, *self.adjectives(noun, target.colour, None))
+        return self.singular(target, noun, *self.adjectives(target, target.colour, None))
 
     def absent_name(self, category: str) -> Phrase | None:
         """The name of a class that the image lacks; None if it could mean another object."""
@@ -127,7 +127,7 @@ class NameWriter:
                     ids = self.objects.matching(self.objects.named(noun), colour, None)
                     if ids == (other.id,) and not is_plural(noun):
                         before, after = colour, None
-                        if colour and is_person(noun):
+                        if colour and is_person(other.category):
                             before, after = None, f"in {colour}"
                         names.append(join_words("the", before, noun, after))
             self._anchors[other.id] = names
@@ -168,9 +168,11 @@ class NameWriter:
             noun = category
         return noun, self.objects.named(noun)
 
-    def adjectives(self, noun: str, colour: str | None, pattern: str | None) -> tuple[str, str]:
+    def adjectives(
+        self, target: ObjectFacts, colour: str | None, pattern: str | None
+    ) -> tuple[str, str]:
         """Words before and after a noun: "red" mug "with stripes", person "dressed in red"."""
-        if colour and is_person(noun):
+        if colour and is_person(target.category):
             return "", pick(self.rng, self.words["clothes"]).format(colour=colour)
         if pattern is None:
             return join_words(colour), ""
@@ -190,8 +192,8 @@ class NameWriter:
         return Phrase(f"the {bare}", (target.id,), many, None if many else bare, possessive)
 
 
-def is_person(noun: str) -> bool:
-    return noun.split()[-1] in PEOPLE
+def is_person(category: str) -> bool:
+    return not PEOPLE.isdisjoint(category.split()[-1:])
 
 
 def join_words(*words: str | None) -> str:

@@ -335,7 +335,7 @@ class PhraseWriter(NameWriter):
                 return None  # it may have another one
 
         nouns = plural(noun)
-        before, after = self.adjectives(noun, colour, pattern)
+        before, after = self.adjectives(target, colour, pattern)
         bare = join_words(before, nouns, after)
         words = self.words["determiners"]
         determiners = words["always"]
