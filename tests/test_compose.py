@@ -39,7 +39,6 @@ from r2sm_jax.synthetic.cutouts import CutoutSource, read_records
 from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_OCCLUSION
 from r2sm_jax.synthetic.photos import (
     Photos,
-    read_photo,
 )
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
@@ -124,25 +123,6 @@ def test_samples_are_sound(source, samples):
     hidden = [share for sample in kept for share in hidden_shares(sample) if share]
     assert len(hidden) > NUM_PICTURES / 2
     assert min(hidden) >= MIN_OCCLUSION and max(hidden) <= MAX_OCCLUSION
-
-
-def test_some_pictures_stay_photos_outside_training(file):
-    """What the border cuts is modal only, the free ellipse has both masks, the crowd is ignored."""
-    source = ComposeSource(file, "dev", NUM_PICTURES, seed=3, size=SIZE)
-    num_plain = 0
-    for index in range(NUM_PICTURES):
-        sample = source[index]
-        photo_index = source.photo_order[index % len(source.photo_order)]
-        photo = read_photo(source.photos, photo_index, SIZE)
-        if not np.array_equal(sample.image, np.asarray(photo.image)):
-            assert len(sample.instances) > 3 or any(hidden_shares(sample))
-            continue
-        num_plain += 1
-        assert [i.ignore for i in sample.instances] == [False, True, False]
-        (complete,) = (i for i in sample.instances if i.amodal is not None)
-        ellipse = next(o for o in photo.objects if o.complete)
-        assert complete.modal.sum() == complete.amodal.sum() == ellipse.sprite.mask.sum()
-    assert 0.08 * NUM_PICTURES < num_plain < 0.4 * NUM_PICTURES
 
 
 def test_samples_are_rebuilt_exactly(file, source, samples):
@@ -247,7 +227,6 @@ def test_photos_without_sizes_are_found_and_a_number_that_is_none_is_no_fault(fi
 REFUSED = [
     ({"keep": "no masks"}, "no annotation has segmentation"),
     ({"keep": "cut objects"}, "has no complete object"),
-    ({"keep": "crowds"}, "all annotations are ignored"),
     ({"info": {"partial": "yes"}}, r"info\.partial"),
     ({"num_images": 2, "split": "dev"}, "split 'dev'"),
     ({"split": "test"}, "splits train, val"),
@@ -266,7 +245,6 @@ def test_bad_files_are_refused(file, tmp_path, wrong, words):
     annotations = {
         "all": records["annotations"],
         "cut objects": [a for a in records["annotations"] if a["id"] % 3 == 2],
-        "crowds": [a | {"iscrowd": 1} for a in records["annotations"]],
         "no masks": [a | {"segmentation": None} for a in records["annotations"]],
     }[wrong.get("keep", "all")]
     for annotation in annotations:
@@ -287,35 +265,6 @@ def test_bad_files_are_refused(file, tmp_path, wrong, words):
             (folder / image["file_name"]).touch()
     with pytest.raises(InputError, match=words):
         ComposeSource(paths, wrong.get("split", "train"), 1, images=folder)
-
-
-def test_records_that_cannot_be_used_are_left_out_and_listed(file, tmp_path, capsys):
-    records = json.loads(file.read_text())
-    records["annotations"][0]["segmentation"] = [[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]]
-    (tmp_path / "a.json").write_text(json.dumps(records))
-    photos = Photos(tmp_path / "a.json", file.parent / "images")
-    assert len(photos.read_masks(0)[0]) == 2
-    assert (
-        "annotation 1: its segmentation cannot be read (the polygon's coordinates are"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("field", ["inmodal_seg", "i_segmentation", "visible_segm", "visible_mask"])
-def test_visible_masks_are_read_where_segmentation_is_the_complete_one(
-    file, source, tmp_path, field
-):
-    """Files of KINS, AISFormer, aistron and of this package give the pictures of a COCO file."""
-    records = json.loads(file.read_text())
-    for annotation in records["annotations"]:
-        annotation[field] = annotation["segmentation"]
-        annotation["segmentation"] = [[0, 20, WIDTH, 20, WIDTH, HEIGHT, 0, HEIGHT]]
-    (tmp_path / "a.json").write_text(json.dumps(records))
-    same = ComposeSource(
-        tmp_path / "a.json", "train", NUM_PICTURES, seed=3, size=SIZE, images=file.parent / "images"
-    )
-    for index in range(4):
-        assert digest(same[index]) == digest(source[index])
 
 
 @pytest.fixture
