@@ -22,6 +22,7 @@ from made_pictures import (
 from PIL import Image
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig, ModelConfig, VisionConfig
+from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.contradictions import find_pictures_in_both
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.errors import InputError
@@ -233,7 +234,7 @@ REFUSED = [
     ({"num_bad": 40}, "40 of 360 records are bad; a share of 0.1 allows 36"),
     ({"folder": "."}, "--images"),
     ({"folder": "nowhere"}, "no such image folder"),
-    ({"empty": True}, r"73 of 73 images are not in .*, or are empty files: .*, \.\.\.;"),
+    ({"empty": True}, r"73 of 73 images cannot be used; .*: \S*\.jpg: the image cannot be read"),
     ({"name": "none.json"}, "No such file"),
     ({"folder": ".", "name": "a.json,a.json"}, "--images"),
 ]
@@ -380,7 +381,7 @@ NOTHING_ABSENT = {
 
 
 @pytest.mark.parametrize("case", NOTHING_ABSENT)
-def test_a_split_that_cannot_be_is_left_out_with_a_line(case, ten_photos, capsys):
+def test_a_split_that_cannot_be_is_left_out_with_a_line(case, ten_photos, capsys, command):
     records = json.loads(ten_photos.read_text())
     records["categories"] = NOTHING_ABSENT[case]
     for annotation in records["annotations"]:
@@ -395,8 +396,12 @@ def test_a_split_that_cannot_be_is_left_out_with_a_line(case, ten_photos, capsys
         train=LoopConfig(report_samples=4),
     )
     assert [*open_reported(config)] == ["val", "val_phrasing", "val_hard"]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "val_absent is left out" in line
+    assert capsys.readouterr().err.count("val_absent is left out") == 1
+    # Statistics of all splits take the same ones.
+    argv = "stats", config.data.source, "--scenes", 2, "--json"
+    splits = json.loads(command(main, *argv).out)["splits"]
+    absent = ["val_absent"] if case.endswith("lack") else []
+    assert [*splits] == ["train", "val", "val_phrasing", "val_hard", *absent, "dev"]
 
 
 def absent_texts(path: Path) -> list[str]:

@@ -226,7 +226,7 @@ class Photos:
     def photos_of_split(self, split: str) -> list[int]:
         """The photos of a split, in the order of the files: those of val for val_hard and others.
 
-        Raises InputError where photos of the split are missing or empty, or the split has none.
+        Raises InputError where photos of the split cannot be used, or it has none.
         """
         parts = self.names_of_splits()
         names = parts.get(split, parts["val"])
@@ -239,8 +239,8 @@ class Photos:
                 "until there are at least four"
             )
         for file in self.files:
-            listed = [self.name_of(photo) for photo in photos if self.file_of(photo) is file]
-            check_files(file.folders, listed, file.path)
+            truths = [self.truth_of(photo) for photo in photos if self.file_of(photo) is file]
+            check_files(file.folders, {t.file_name: t.size for t in truths}, file.path)
         return photos
 
     def photos_without_a_class(self, split: str) -> list[int]:
