@@ -74,6 +74,15 @@ def of_label_studio() -> dict:
     return {"images": images, "extra": {"iscrowd": 0, "ignore": 0}}
 
 
+def of_roboflow() -> dict:
+    """Names that hold the old ending and a version."""
+    images = [
+        {"id": n, "file_name": f"{name}_jpg.rf.{n}f2a9.jpg", "height": HEIGHT, "width": WIDTH}
+        for n, name in enumerate("ab")
+    ]
+    return {"images": images, "extra": {"iscrowd": 0}}
+
+
 def plain_rle(mask: np.ndarray) -> dict:
     flat = mask.ravel("F").astype(int)
     edges = np.flatnonzero(np.diff(flat)) + 1
@@ -81,7 +90,7 @@ def plain_rle(mask: np.ndarray) -> dict:
     return {"size": list(SIZE), "counts": [0, *runs] if flat[0] else runs}
 
 
-@pytest.mark.parametrize("tool", [of_cvat, of_label_studio])
+@pytest.mark.parametrize("tool", [of_cvat, of_label_studio, of_roboflow])
 def test_a_corrected_draft_comes_back_without_ids_and_visible_masks(tool, draft, command):
     """One object is larger now, the edge of another is drawn anew, one is gone, one is new."""
     exported = tool()

@@ -28,6 +28,9 @@ MIN_IOU = 0.3
 SAME_ID = 0.5
 """What an equal id adds to it. It is not more, since tools number anew."""
 
+UPLOADED = r"^[0-9a-f]{8}-|_(?:jpe?g|png|webp)\.rf\.\w+(?=\.\w+$)"
+"""What Label Studio puts before the name of a file, and Roboflow before its ending."""
+
 
 def read_corrected(
     path: Path, draft: Path, collector: Collector, counts: Counter[str]
@@ -63,8 +66,7 @@ def find_in_draft(
 ) -> tuple[str, tuple[int, int]]:
     """The name of an image in the draft, and its size. Raises ValueError if there is not one."""
     path = PurePosixPath((image.file_name or "").replace("\\", "/"))
-    # Label Studio puts eight digits before the names of uploaded files.
-    found = by_name.get(path.name) or by_name.get(re.sub("^[0-9a-f]{8}-", "", path.name), [])
+    found = by_name.get(path.name) or by_name.get(re.sub(UPLOADED, "", path.name), [])
     if len(found) > 1:
         found = [t for t in found if f"/{path}".endswith(f"/{t.file_name}")]
     if len(found) != 1:
