@@ -554,12 +554,9 @@ def test_shards_are_parts_of_the_whole(first, place, command):
         arguments = [*flags(out=f"draft-{number}-of-2.json"), "--shard", f"{number}/2"]
         assert command(main, "complete", "coco.json", *arguments).code == 0
     page = (Path(__file__).parents[1] / "docs" / "complete.md").read_text("utf-8")
-    sort, join = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
+    (join,) = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
     exec(compile(join.replace("-of-8", "-of-2"), "docs/complete.md", "exec"), {})
     joined = json.loads(Path("draft.json").read_text())
-    exec(compile(sort, "docs/complete.md", "exec"), {})
-    sure = [a.get("score", 1) for a in json.loads(Path("draft.json").read_text())["annotations"]]
-    assert sure == sorted(sure) and sure[0] < 1
     for key in ("images", "annotations", "categories", "queries"):
         in_order, expected = (sorted(r[key], key=lambda r: r["id"]) for r in (joined, whole))
         assert in_order == expected, key
