@@ -33,7 +33,6 @@ from r2sm_jax.synthetic.photos import (
 )
 from r2sm_jax.synthetic.pictures import paste_sprites
 from r2sm_jax.synthetic.procedural import SPLIT_STRIDE, ProceduralSource
-from r2sm_jax.synthetic.queries.nouns import display_name
 from r2sm_jax.synthetic.queries.write import (
     ABSENT_SPLIT,
     SPLITS,
@@ -218,7 +217,7 @@ class ComposeSource(ProceduralSource):
         num_absent = self.queries // NUM_QUERIES_PER_ABSENT if self.is_training else 0
         if self.split == ABSENT_SPLIT:
             num_absent = self.queries
-        present = {display_name(instance.category) for instance in scene.instances}
+        present = {instance.category for instance in scene.instances}
         absent = [name for name in scene.marked_classes if name not in present]
         if self.is_training and absent and present:
             # Some names fit no wording, so there are twice as many as queries.
