@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from stub_predictor import StubCompleter, StubOutliner
+from tiny_crops import rectangle
 
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.completion import (
@@ -18,12 +19,6 @@ from r2sm_jax.evaluation.completion import (
     summarize,
 )
 from r2sm_jax.query import Query
-
-
-def rectangle(height, width, x0, y0, x1, y1):
-    mask = np.zeros((height, width), bool)
-    mask[y0:y1, x0:x1] = True
-    return mask
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -43,14 +43,6 @@ def test_a_finished_run_can_be_resumed_and_only_reports(tiny_run, command, tmp_p
     assert arguments[:3] == ["python", "-m", "r2sm_jax.predict"]
     answer = command(predict.main, *arguments[3:], "--out", tmp_path / "answer")
     assert answer.code == 0, answer
-
-
-def test_crops_and_colours_are_drawn_at_each_visit(tiny_config):
-    data = replace(tiny_config.data, crop=0.7, colour_jitter=0.2)
-    config = replace(tiny_config, data=data)
-    examples = train_module.prepare_data(config, sources.open_training(config), ()).examples
-    first, second = (examples((3, 0), np.random.default_rng(seed)) for seed in (0, 1))
-    assert first["index"] == second["index"] and (first["image"] != second["image"]).any()
 
 
 @pytest.mark.parametrize("fault", ["a split that cannot be read", "a split without queries"])

@@ -1,10 +1,12 @@
 """Photos with masks: instances files, what can be cut out of their photos, and enlarged parts."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
+from itertools import permutations
 from os import PathLike
 from pathlib import Path
 
@@ -46,7 +48,7 @@ NOTHING_ABSENT = (
     "(info.partial, or LVIS), no group of classes, and none that no annotation uses"
 )
 MAX_BAD = 0.1  # share of the records of a file that may be bad, as for `data complete`
-MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
+MAX_CUTOUTS = 20000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
 MIN_CUTOUT_AREA = 0.004  # share of the photo
 MAX_ZOOM = 1.8  # by which a part of a photo is enlarged in training
@@ -249,6 +251,21 @@ class Photos:
             if absent_names(self.file_of(photo).marked_classes, used):
                 photos.append(photo)
         return photos
+
+    @cached_property
+    def shares_together(self) -> dict[tuple[str, str], float]:
+        """For two classes, of the photos of the second those that show the first, too.
+
+        Counted on photos where all objects are marked.
+        """
+        number, both = Counter[str](), Counter[tuple[str, str]]()
+        for photo in range(len(self)):
+            if self.file_of(photo).is_partial:
+                continue
+            names = {display_name(i.category) for i in self.truth_of(photo).instances}
+            number.update(names)
+            both.update(permutations(names, 2))
+        return {(first, second): n / number[second] for (first, second), n in both.items()}
 
     def read_masks(self, photo: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
         """The instances of a photo with visible masks at its own size, and which look complete."""

@@ -1,7 +1,7 @@
 """`data labels`: the masks of a data set as segmentation labels of YOLO."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -29,7 +29,12 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
     truths = list(read_coco(Path(data.removeprefix("json:")), collector=collector))
     classes = number_classes(truths, collector.categories).values()
     names = [record["name"] for record in sorted(classes, key=lambda record: record["id"])]
-    files = label_files([truth.file_name for truth in truths], data)
+    files = [PurePath(truth.file_name).with_suffix(".txt") for truth in truths]
+    for file, count in Counter(files).most_common(1):
+        if count > 1:
+            raise InputError(
+                f"{data}: {count} images would have the labels {file}; give them other names"
+            )
     num_objects = num_left_out = 0
     texts = []
     for truth in truths:
@@ -49,11 +54,9 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
         num_objects += len(lines)
         texts.append("".join(lines))
     if not num_objects:
-        raise InputError(
-            f"{data}: it has no {mask} masks; data complete draws the whole of objects"
-        )
-    for text, name in zip(texts, files, strict=True):
-        with atomic_write(out / "labels" / name) as part:
+        raise InputError(f"{data}: it has no {mask} masks; data complete draws amodal ones")
+    for text, file in zip(texts, files, strict=True):
+        with atomic_write(out / "labels" / file) as part:
             part.write_text(text, "utf-8")
     # JSON is YAML.
     described = {"train": "images", "val": "images", "names": names}
@@ -63,20 +66,3 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
     if num_left_out:
         print(f"{num_left_out} are left out: ignored, or without {mask} mask")
     print(f"put the images into {out / 'images'}; data.yaml has all of them in train and in val")
-
-
-def label_files(file_names: Sequence[str], data: str) -> list[PurePath]:
-    """Names the file of labels of each image, below the folder of all labels.
-
-    Raises InputError if two images would have the same one.
-    """
-    files: dict[PurePath, str] = {}
-    for file_name in file_names:
-        file = PurePath(file_name).with_suffix(".txt")
-        if file in files:
-            raise InputError(
-                f"{data}: {files[file]} and {file_name} would both have the labels {file}; give "
-                "images other names"
-            )
-        files[file] = file_name
-    return list(files)
