@@ -19,7 +19,7 @@ if __name__ == "__main__":
     check_flags(EvaluateConfig)
 
 from r2sm_jax.config import DataConfig
-from r2sm_jax.errors import InputError, atomic_write, load_json, read_bytes, write_json
+from r2sm_jax.errors import InputError, atomic_write, load_json, write_json
 from r2sm_jax.evaluation.compare import compare_reports
 from r2sm_jax.evaluation.detectors import holds_detections, score_detections
 from r2sm_jax.evaluation.page import render_page, write_report
@@ -169,6 +169,7 @@ def refuse_other_system(folder: Path, system: Mapping[str, str | None]) -> None:
 def evaluate_decisions(args: EvaluateConfig) -> None:
     """Prints the scores of decisions about sentences, and writes them where --out says."""
     from r2sm_jax.evaluation.wordings import wordings_table
+    from r2sm_jax.inference.query_lines import read_query_lines
     from r2sm_jax.synthetic.queries.plain import plain_sentences
     from r2sm_jax.synthetic.queries.sentences import (
         SentenceList,
@@ -183,7 +184,8 @@ def evaluate_decisions(args: EvaluateConfig) -> None:
     elif name in get_args(SentenceList):
         sentences = intent_sentences(name)  # pyright: ignore[reportArgumentType]
     else:
-        sentences = read_sentences(read_bytes(Path(name)).decode("utf-8-sig"), name)
+        lines = [line for _, line in read_query_lines(Path(name))]
+        sentences = read_sentences("\n".join(lines), name)
         name = Path(name).name
     figures = score_decisions(Path(args.decisions), sentences, name)
     if figures["ignored"]:

@@ -447,12 +447,17 @@ def test_bad_decisions_are_refused(rows, words, refused, tmp_path):
     [
         ("type\ttext\nmodal\tthe mug\n", "mask_type"),
         ("mask_type\ttext\nwhole\tthe mug\n", "whole"),
+        ("mask_type\ttext\nmodal\tthe mug\n".encode("utf-16"), "no text in UTF-8"),
+        ("mask_type\ttext\nmodal\tthe caf\u00e9\n".encode("latin1"), "no text in UTF-8"),
+        ("mask_type\ttext\n", "there is no sentence in it"),
+        ("modal\tthe mug\n", "there is no sentence in it"),
+        ("", "there is no sentence in it"),
     ],
 )
 def test_bad_labelled_sentences_are_refused(content, words, refused, tmp_path):
     path = write_decisions(tmp_path, MUG)
     labelled = tmp_path / "labelled.tsv"
-    labelled.write_text(content)
+    labelled.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert words in refused(evaluate, "--decisions", path, "--sentences", labelled)
     assert "val_rsm" in refused(evaluate, "--decisions", path, "--sentences", "val_rsm")
     assert "--sentences" in refused(evaluate, "runs/x", "--sentences", "test")

@@ -273,6 +273,16 @@ def test_a_language_model_by_reference_replaces_an_earlier_export(
 # What does not load.
 
 
+def test_float64_is_named_and_not_the_encoder(exported):
+    """JAX_ENABLE_X64 changes the weights of an encoder that is folded, and with them the hash."""
+    jax.config.update("jax_enable_x64", True)
+    try:
+        with pytest.raises(InputError, match="float64 is on"):
+            r2sm_jax.load(exported)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
 def edit_config(folder: Path, **changes) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))

@@ -82,13 +82,12 @@ def open_pictures(folder: Path) -> Iterator[tuple[str, Sample]]:
     """Yields the first pictures of each kind of source, with a name."""
     photos = write_photos(folder / "photos", 30)
     cutouts = write_cutouts(folder / "cutouts")
-    made = DataConfig(seed=1, cutouts=str(cutouts))
     sources = {
         "scenes": open_split(DataConfig(), "train", count=200),
-        "cutouts": open_split(replace(made, source=f"cutouts:{cutouts}"), count=40),
+        "cutouts": open_split(DataConfig(f"cutouts:{cutouts}", seed=1), count=40),
     }
     for split in ("train", "dev", "val_absent"):
-        composed = replace(made, source=f"compose:{photos}")
+        composed = DataConfig(f"compose:{photos}", seed=1, cutouts=str(cutouts))
         sources[f"compose {split}"] = open_split(composed, split, count=40)
     for kind, source in sources.items():
         for index in range(NUM_SAMPLES):

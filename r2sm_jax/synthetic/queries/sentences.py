@@ -94,9 +94,12 @@ def read_sentences(text: str, name: str) -> tuple[Sentence, ...]:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     try:
-        return msgspec.convert(list(rows), tuple[Sentence, ...])
+        sentences = msgspec.convert(list(rows), tuple[Sentence, ...])
     except msgspec.ValidationError as error:
         raise InputError(f"{name}: {error}; see docs/intent.md") from error
+    if not sentences:
+        raise InputError(f"{name}: there is no sentence in it; see docs/intent.md")
+    return sentences
 
 
 @cache
