@@ -105,15 +105,15 @@ def instance_figures(queries: Sequence[QueryDetections]) -> dict[str, float | No
     recall = accumulated["recall"][:, 0]  # [t a m]
     num_detections = [len(query.scores) for query in queries]
     return {
-        "ap": _mean(precision[:, :, 0, 2]),
-        "ap50": _mean(precision[0, :, 0, 2]),
-        "ap75": _mean(precision[5, :, 0, 2]),
-        "ap_small": _mean(precision[:, :, 1, 2]),
-        "ap_medium": _mean(precision[:, :, 2, 2]),
-        "ap_large": _mean(precision[:, :, 3, 2]),
-        "ar": _mean(recall[:, 0, 2]),
-        "ar1": _mean(recall[:, 0, 0]),
-        "ar10": _mean(recall[:, 0, 1]),
+        "ap": _mean_of_defined(precision[:, :, 0, 2]),
+        "ap50": _mean_of_defined(precision[0, :, 0, 2]),
+        "ap75": _mean_of_defined(precision[5, :, 0, 2]),
+        "ap_small": _mean_of_defined(precision[:, :, 1, 2]),
+        "ap_medium": _mean_of_defined(precision[:, :, 2, 2]),
+        "ap_large": _mean_of_defined(precision[:, :, 3, 2]),
+        "ar": _mean_of_defined(recall[:, 0, 2]),
+        "ar1": _mean_of_defined(recall[:, 0, 0]),
+        "ar10": _mean_of_defined(recall[:, 0, 1]),
         "detections": float(np.mean(num_detections)) if num_detections else None,
     }
 
@@ -139,7 +139,7 @@ def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | N
         by_share.append(query._replace(areas=shares, truth_areas=true_shares))
 
     precision = _accumulate(by_share, [[0, 1 - rate] for rate in MIN_OCCLUSION])["precision"]
-    return {name: _mean(precision[:, :, 0, i, 2]) for i, name in enumerate(figures)}
+    return {name: _mean_of_defined(precision[:, :, 0, i, 2]) for i, name in enumerate(figures)}
 
 
 class _Evaluation(COCOeval):
@@ -189,7 +189,7 @@ def _accumulate(
     return evaluation.eval
 
 
-def _mean(values: Float[np.ndarray, "*n"]) -> float | None:
+def _mean_of_defined(values: Float[np.ndarray, "*n"]) -> float | None:
     """Mean of the values that are defined."""
     defined = values[values > -1]
     return float(defined.mean()) if defined.size else None
