@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from r2sm_jax.config import DataConfig
 from r2sm_jax.errors import InputError, atomic_write, load_json, read_bytes, write_json
 from r2sm_jax.evaluation.compare import compare_reports
+from r2sm_jax.evaluation.detectors import holds_detections, score_detections
 from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_decisions, score_predictions
 from r2sm_jax.evaluation.report import make_report
@@ -29,6 +30,7 @@ from r2sm_jax.evaluation.tables import (
     COMPARISON_INTRO,
     COMPARISON_TITLE,
     DECISIONS,
+    DETECTIONS,
     comparison_tables,
     make_table,
     report_markdown,
@@ -54,6 +56,8 @@ def main() -> None:
         write_comparison(args)
     elif args.decisions:
         evaluate_decisions(args)
+    elif args.predictions and holds_detections(Path(args.predictions)):
+        evaluate_detections(args)
     else:
         write_figures(args)
 
@@ -125,6 +129,29 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     evaluated = {splits[0]: results}
     report = make_report(evaluated, source=args.data, **system, missing=results.missing)
     return report, evaluated, Path(args.out) if args.out else None
+
+
+def evaluate_detections(args: EvaluateConfig) -> None:
+    """Prints the scores of a detector's masks, and writes them where --out says."""
+    assert args.predictions is not None
+    if args.split or args.samples or args.format != "auto":
+        raise InputError(
+            f"{args.predictions}: --split, --samples and --format are not for results of a "
+            "detector, which are about all of --data; leave them out"
+        )
+    data = Path((args.data or "").removeprefix("json:"))
+    if not data.is_file():
+        raise InputError(
+            f"--data {args.data}: the results of a detector are for a dataset file or a COCO file; "
+            "give its path"
+        )
+    figures = score_detections(Path(args.predictions), data)
+    rows = [(f"{mask_type} masks", of_type) for mask_type, of_type in figures.items()]
+    print_markdown(to_markdown("Masks of a detector", [], [make_table("COCO", rows, DETECTIONS)]))
+    if args.out is not None:
+        file = Path(args.out) / "detections.json"
+        write_json(file, {"predictions": args.predictions, "data": str(data), **figures})
+        print(f"wrote {file}")
 
 
 def refuse_other_system(folder: Path, system: Mapping[str, str | None]) -> None:

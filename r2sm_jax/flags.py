@@ -24,7 +24,7 @@ class EvaluateConfig:
     """Run folder, export, or hf:owner/name of one on the Hugging Face hub; none with --predictions
     or --decisions."""
     predictions: str | None = None
-    """File or folder of masks to score, see docs/metrics.md."""
+    """File or folder of masks to score, or COCO results of a detector, see docs/metrics.md."""
     format: Literal["auto", "coco", "png"] = "auto"
     """Format of the predictions: coco or png; auto: by file or folder."""
     decisions: str | None = None

@@ -3,6 +3,7 @@
 Each kind is imported when it is opened, so that a dataset file loads no synthetic source.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -148,7 +149,7 @@ def open_splits(
         source = open_split(data, name, size=size, count=count, max_pictures_a_photo=limit)
         if source.is_procedural and not has_queries(source):
             what = f"{name} is left out, since no query fits any of its pictures"
-            print(f"{data.source}: {what}", flush=True)
+            print(f"{data.source}: {what}", file=sys.stderr)
         else:
             sources[name] = source
     return sources
@@ -270,7 +271,7 @@ def load_json_split(
         indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in ids]
         dataset = dataset.subset(indices)
     if need_images:
-        dataset.check_images()
+        dataset.check_whole()
     return dataset
 
 
@@ -314,7 +315,8 @@ def split_names(
             names.remove(ABSENT_SPLIT)
         elif not Photos(where.paths, images, crowds).photos_without_a_class("val"):
             names.remove(ABSENT_SPLIT)
-            print(f"{spec}: {ABSENT_SPLIT} is left out, since {NOTHING_ABSENT}", flush=True)
+            line = f"{spec}: {ABSENT_SPLIT} is left out, since {NOTHING_ABSENT}"
+            print(line, file=sys.stderr)
         return names
 
     (path,) = where.paths

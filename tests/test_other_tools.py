@@ -74,6 +74,15 @@ def of_label_studio() -> dict:
     return {"images": images, "extra": {"iscrowd": 0, "ignore": 0}}
 
 
+def of_roboflow() -> dict:
+    """Names that hold the old ending and a version."""
+    images = [
+        {"id": n, "file_name": f"{name}_jpg.rf.{n}f2a9.jpg", "height": HEIGHT, "width": WIDTH}
+        for n, name in enumerate("ab")
+    ]
+    return {"images": images, "extra": {"iscrowd": 0}}
+
+
 def plain_rle(mask: np.ndarray) -> dict:
     flat = mask.ravel("F").astype(int)
     edges = np.flatnonzero(np.diff(flat)) + 1
@@ -81,7 +90,7 @@ def plain_rle(mask: np.ndarray) -> dict:
     return {"size": list(SIZE), "counts": [0, *runs] if flat[0] else runs}
 
 
-@pytest.mark.parametrize("tool", [of_cvat, of_label_studio])
+@pytest.mark.parametrize("tool", [of_cvat, of_label_studio, of_roboflow])
 def test_a_corrected_draft_comes_back_without_ids_and_visible_masks(tool, draft, command):
     """One object is larger now, the edge of another is drawn anew, one is gone, one is new."""
     exported = tool()
@@ -188,7 +197,7 @@ def test_two_images_never_share_a_file_of_labels(draft, refused):
     first["file_name"], second["file_name"] = "a.jpg", "a.png"
     draft.write_text(json.dumps(content))
     message = refused(main, "labels", draft, "--mask", "modal", "--out", "yolo")
-    assert "would both have the labels a.txt" in message and not Path("yolo").exists()
+    assert "2 images would have the labels a.txt" in message and not Path("yolo").exists()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +208,7 @@ def test_two_images_never_share_a_file_of_labels(draft, refused):
         ("7 .1 .1 .5 .1 .5 .5", "class 7 is none of `names`"),
         ("0 .1 .1 x", "could not convert"),
         (None, "it has no names, or no train; give a data.yaml"),
-        ("", "there is no .*nowhere"),
+        ("", "nowhere is no folder"),
     ],
 )
 def test_labels_that_cannot_be_read(line, said, tmp_path, refused):
@@ -213,39 +222,36 @@ def test_labels_that_cannot_be_read(line, said, tmp_path, refused):
     message = refused(
         main, "convert", "yolo", tmp_path / "data.yaml", "--out", tmp_path / "out.json"
     )
-    assert said.split(".*")[-1] in message
+    assert said in message
 
 
 def test_detections_of_supervision():
     supervision = pytest.importorskip("supervision")
     parts = [InstanceMask(0.9, 0.7, VISIBLE[0], VISIBLE[0], WHOLE[0])]
-    two_dogs = WHOLE[0] | WHOLE[2]
+    both = VISIBLE[0] | VISIBLE[2], WHOLE[0] | WHOLE[2]
     predictions = [
         Prediction("the mug", "modal", 0.1, 0.8, VISIBLE[0], WHOLE[0], instances=tuple(parts)),
-        Prediction("both dogs, whole", "amodal", 0.9, 0.5, VISIBLE[0] | VISIBLE[2], two_dogs),
+        Prediction("both dogs, whole", "amodal", 0.9, 0.5, *both),
         Prediction("nothing", "modal", 0.1, 0.5, rectangle(0, 0, 0, 0), rectangle(0, 0, 0, 0)),
     ]
     detections = r2sm_jax.to_supervision(predictions)
     assert isinstance(detections, supervision.Detections)
-    assert detections.class_id.tolist() == [0, 1, 1]
-    np.testing.assert_array_equal(detections.mask, [VISIBLE[0], WHOLE[0], WHOLE[2]])
+    assert detections.class_id.tolist() == [0, 1]
+    np.testing.assert_array_equal(detections.mask, [VISIBLE[0], both[1]])
     assert detections.xyxy.tolist()[0] == [5, 5, 20, 40]
-    assert detections["class_name"].tolist()[1:] == ["both dogs, whole"] * 2
+    assert detections["class_name"].tolist() == ["the mug", "both dogs, whole"]
     np.testing.assert_array_equal(detections.data["amodal"][0], WHOLE[0])
     assert len(r2sm_jax.to_supervision(predictions[2:])) == 0
     picture = np.zeros((*SIZE, 3), np.uint8)
     assert supervision.MaskAnnotator().annotate(picture.copy(), detections).any()
 
 
-def test_each_object_of_an_answer_is_an_annotation():
-    """Also where its instances are not told apart; a small part belongs to the largest."""
-    crumb = rectangle(78, 58, 80, 60)
-    whole = WHOLE[0] | WHOLE[2] | crumb
-    visible = VISIBLE[0] | VISIBLE[2]
-    answer = Prediction("dogs", "amodal", 0.9, 0.5, visible, whole, presence=0.8, unsure_below=0.6)
-    first, second = answer.to_instances()
-    np.testing.assert_array_equal(masks.decode(first.amodal), WHOLE[0] | crumb)
-    np.testing.assert_array_equal(masks.decode(second.modal), VISIBLE[2])
+def test_an_answer_whose_objects_are_not_told_apart_is_one_annotation():
+    answer = Prediction(
+        *("dogs", "amodal", 0.9, 0.5, VISIBLE[0], WHOLE[0]), presence=0.8, unsure_below=0.6
+    )
+    (one,) = answer.to_instances()
+    assert (one.modal, one.amodal) == (masks.encode(VISIBLE[0]), masks.encode(WHOLE[0]))
     expected = {"score": 0.4, "answer_score": 0.5, "presence": 0.8, "unsure": True}
-    assert {name: second.fields[name] for name in expected} == expected
-    assert second.fields["completed_by"]["model"] == "predict"
+    assert {name: one.fields[name] for name in expected} == expected
+    assert one.fields["completed_by"]["model"] == "predict"

@@ -486,11 +486,11 @@ def test_unsure_answers_are_called_so_everywhere(changes, is_unsure):
     assert prediction.to_json()["presence"] == fused["presence"] == prediction.presence
 
 
-# Masks of other systems, as docs/complete.md takes them over.
+# Masks of other systems, as docs/from_your_tool.md takes them over.
 
 
-def page_programs() -> list[str]:
-    page = (Path(__file__).parents[1] / "docs" / "complete.md").read_text("utf-8")
+def page_programs(name: str) -> list[str]:
+    page = (Path(__file__).parents[1] / "docs" / name).read_text("utf-8")
     return re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
 
 
@@ -516,7 +516,8 @@ def test_the_programs_of_the_documentation_run(prompted, completer):
     yolo_masks = SimpleNamespace(data=stack.astype(np.float32).view(Tensor), xy=outlines)
     detectron = SimpleNamespace(to=lambda device: instances)
 
-    load, sam3, sam2, ultralytics, detectron2, supervision, sentence = page_programs()
+    sam3, sam2, ultralytics, detectron2, supervision = page_programs("from_your_tool.md")
+    load, sentence = page_programs("complete.md")
     assert "r2sm_jax.load" in load
     systems = [
         (sam3, {"processor": sam, "outputs": None, "height": SIZE[0], "width": SIZE[1]}),
@@ -530,7 +531,7 @@ def test_the_programs_of_the_documentation_run(prompted, completer):
         ),
         (ultralytics, {"model": lambda *_, **__: [SimpleNamespace(masks=yolo_masks)]}),
         (detectron2, {"model": lambda image: {"instances": detectron}, "image": None}),
-        (supervision, {"detections": SimpleNamespace(mask=stack)}),
+        (supervision, {"detections": SimpleNamespace(mask=stack), "np": np}),
     ]
     expected = masks_of(completer, prompted._image.pixels, [MUG, BOX], MUG | BOX)
     for program, names in systems:
@@ -538,7 +539,7 @@ def test_the_programs_of_the_documentation_run(prompted, completer):
         exec(program, names)
         complete = names["complete"] if "complete" in names else names["detections"].mask
         np.testing.assert_array_equal(complete, expected)
-    exec(sentence, {"predictor": prompted, "found": {"masks": stack}})
+    exec(sentence, {"predictor": prompted, "masks": stack})
 
 
 # Images and queries.

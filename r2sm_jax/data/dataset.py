@@ -297,10 +297,12 @@ class Dataset(Source):
         """
         return open_annotated(self.image_path(index), self.size_at(index), str(self.path))
 
-    def check_images(self) -> None:
-        """Raises InputError, which names the first, if files of images are missing or empty."""
-        names = [image.file_name for image in self.images]
-        check_files(self._image_dirs, names, self.path)
+    def check_whole(self) -> None:
+        """Raises InputError if files of images or masks cannot be used."""
+        sizes = {image.file_name: (image.height, image.width) for image in self.images}
+        check_files(self._image_dirs, sizes, self.path)
+        for index in range(len(self)):
+            self.truth_at(index)
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""

@@ -3,11 +3,13 @@
 
 It is COCO's evaluation (pycocotools/cocoeval.py) with `image_id := query_id` and one category:
 detections of all queries are ranked by their scores together, but are matched within their query.
+For a detector (detectors.py) a class of an image stands in the place of a query, and figures are
+means over classes.
 """
 
 import contextlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +25,6 @@ from r2sm_jax.evaluation.iou import Scores
 
 MAX_DETECTIONS = 100
 """Detections of a query that count."""
-CATEGORY = 1
 MIN_OCCLUSION = (0.15, 0.25, 0.40)
 """Hidden shares from which VRSP and AISFormer count an object as occluded. Their tables call them
 APs, APm and APl."""
@@ -47,6 +48,7 @@ class QueryDetections(NamedTuple):
     """Share of each detection that is hidden; NaN where the system does not tell."""
     true_occlude_rates: Float[np.ndarray, " g"]
     """NaN where the complete shape is not annotated, and for regions to ignore."""
+    category: int = 1
 
 
 def rank_detections(
@@ -99,76 +101,86 @@ def instance_figures(queries: Sequence[QueryDetections]) -> dict[str, float | No
     `ar1`, `ar10`, and `detections`, the mean number of them a query. None where no instance counts.
     """
     accumulated = _accumulate(queries)
-    # Axes: t IoU thresholds, r recalls, a area ranges (all, small, medium, large), m 1, 10 or 100
-    # detections. The axis of categories has one entry.
-    precision = accumulated["precision"][:, :, 0]  # [t r a m]
-    recall = accumulated["recall"][:, 0]  # [t a m]
+    # Axes: t IoU thresholds, r recalls, k categories, a area ranges (all, small, medium, large), m
+    # 1, 10 or 100 detections.
+    precision = accumulated["precision"]  # [t r k a m]
+    recall = accumulated["recall"]  # [t k a m]
     num_detections = [len(query.scores) for query in queries]
     return {
-        "ap": _mean_of_defined(precision[:, :, 0, 2]),
-        "ap50": _mean_of_defined(precision[0, :, 0, 2]),
-        "ap75": _mean_of_defined(precision[5, :, 0, 2]),
-        "ap_small": _mean_of_defined(precision[:, :, 1, 2]),
-        "ap_medium": _mean_of_defined(precision[:, :, 2, 2]),
-        "ap_large": _mean_of_defined(precision[:, :, 3, 2]),
-        "ar": _mean_of_defined(recall[:, 0, 2]),
-        "ar1": _mean_of_defined(recall[:, 0, 0]),
-        "ar10": _mean_of_defined(recall[:, 0, 1]),
+        "ap": _mean_of_defined(precision[..., 0, 2]),
+        "ap50": _mean_of_defined(precision[0, ..., 0, 2]),
+        "ap75": _mean_of_defined(precision[5, ..., 0, 2]),
+        "ap_small": _mean_of_defined(precision[..., 1, 2]),
+        "ap_medium": _mean_of_defined(precision[..., 2, 2]),
+        "ap_large": _mean_of_defined(precision[..., 3, 2]),
+        "ar": _mean_of_defined(recall[..., 0, 2]),
+        "ar1": _mean_of_defined(recall[..., 0, 0]),
+        "ar10": _mean_of_defined(recall[..., 0, 1]),
         "detections": float(np.mean(num_detections)) if num_detections else None,
     }
 
 
 def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
-    """AP of what is hidden by at least 15, 25 and 40 %, over queries in the order of their ids.
+    """AP and AR of what is hidden by at least 15, 25 and 40 %, over queries in the order of their
+    ids.
 
-    As in VRSP and AISFormer (detectron2/data/amodal_datasets/pycocotools): COCO's AP by area, with
-    the visible share in the place of the area, of the truth as of the detections. So a detection
-    without a match counts only where it says itself that so much is hidden. Objects whose
-    complete shape is not annotated are ignored. None for a system that does not tell how much of
-    its detections is hidden.
+    As in VRSP and AISFormer (detectron2/data/amodal_datasets/pycocotools): COCO's figures by area,
+    with the visible share in the place of the area, of the truth as of the detections. So a
+    detection without a match counts only where it says itself that so much is hidden. Objects whose
+    complete shape is not annotated are ignored. AP is None for a system that does not tell how much
+    of its detections is hidden.
     """
-    figures: dict[str, float | None] = {
-        f"ap_occluded_{round(100 * rate)}": None for rate in MIN_OCCLUSION
-    }
     by_share = []
     for query in queries:
-        if np.isnan(query.occlude_rates).any():
-            return figures
-        shares = 1 - query.occlude_rates
         true_shares = np.nan_to_num(1 - query.true_occlude_rates, nan=np.inf)
-        by_share.append(query._replace(areas=shares, truth_areas=true_shares))
+        by_share.append(query._replace(areas=1 - query.occlude_rates, truth_areas=true_shares))
+    is_told = not any(np.isnan(query.areas).any() for query in by_share)
 
-    precision = _accumulate(by_share, [[0, 1 - rate] for rate in MIN_OCCLUSION])["precision"]
-    return {name: _mean_of_defined(precision[:, :, 0, i, 2]) for i, name in enumerate(figures)}
+    evaluated = _accumulate(by_share, [[0, 1 - rate] for rate in MIN_OCCLUSION])
+    figures = {}
+    for i, rate in enumerate(MIN_OCCLUSION):
+        name = f"occluded_{round(100 * rate)}"
+        figures[f"ap_{name}"] = (
+            _mean_of_defined(evaluated["precision"][..., i, 2]) if is_told else None
+        )
+        figures[f"ar_{name}"] = _mean_of_defined(evaluated["recall"][..., i, 2])
+    return figures
 
 
 class _Evaluation(COCOeval):
     """COCO's evaluation of queries in the place of images, whose IoUs are computed already."""
 
     def __init__(self, queries: Sequence[QueryDetections]):
-        truth = _to_coco([(query.truth_areas, query.is_crowd) for query in queries], "iscrowd")
-        detections = _to_coco([(query.areas, query.scores) for query in queries], "score")
+        truth = _to_coco(queries, "truth_areas", "iscrowd", "is_crowd")
+        detections = _to_coco(queries, "areas", "score", "scores")
         # With boxes it does not ask for masks.
         super().__init__(truth, detections, "bbox")
         self.queries = queries
 
     def computeIoU(self, imgId: Any, catId: Any) -> Any:
         """Returns the IoUs `[d g]` of one query."""
-        return self.queries[imgId].iou
+        query = self.queries[imgId]
+        return query.iou if catId == query.category else []
 
 
-def _to_coco(queries: Iterable[tuple[np.ndarray, np.ndarray]], name: str) -> Any:
-    """Makes an annotation file of areas and of another field, for each object of each query."""
+def _to_coco(queries: Sequence[QueryDetections], areas: str, name: str, values: str) -> Any:
+    """Makes an annotation file of the objects of all queries, with their areas and a field `name`.
+
+    `areas` and `values`: the fields of a query that hold both.
+    """
     content: Any = COCO()
-    images, annotations = [], []
-    for image_id, (areas, values) in enumerate(queries):
-        images.append({"id": image_id})
-        for area, value in zip(areas.tolist(), values.tolist(), strict=True):
+    annotations = []
+    for image_id, query in enumerate(queries):
+        both = getattr(query, areas).tolist(), getattr(query, values).tolist()
+        for area, value in zip(*both, strict=True):
             # Ids start at 1, since COCOeval takes 0 for no match.
-            one = {"id": len(annotations) + 1, "image_id": image_id, "category_id": CATEGORY}
+            one = {"id": len(annotations) + 1, "image_id": image_id, "category_id": query.category}
             annotations.append(one | {"area": area, name: value})
-    categories = [{"id": CATEGORY, "name": "object"}]
-    content.dataset = {"images": images, "annotations": annotations, "categories": categories}
+    content.dataset = {
+        "images": [{"id": image_id} for image_id in range(len(queries))],
+        "annotations": annotations,
+        "categories": [{"id": number} for number in sorted({q.category for q in queries})],
+    }
     content.createIndex()
     return content
 

@@ -234,11 +234,6 @@ def count_pixels(said: Answer, truth: QueryTruth) -> dict[str, Any]:
 
 def find_detections(detections: Sequence[Detection], truth: QueryTruth) -> QueryDetections:
     """Ranks the instances of an answer, and compares them with the true ones."""
-    true_rates = []
-    for instance in truth.instances:
-        visible_area, complete_area = masks.areas([instance.modal, instance.complete])
-        rate = 1 - visible_area / max(1, complete_area)
-        true_rates.append(None if instance.amodal is None else rate)
     is_amodal = truth.query.mask_type == "amodal"
     return rank_detections(
         [one.mask for one in detections],
@@ -247,8 +242,14 @@ def find_detections(detections: Sequence[Detection], truth: QueryTruth) -> Query
         [i.complete if is_amodal else i.modal for i in truth.instances],
         [] if truth.ignored is None else [truth.ignored],
         occlude_rates=[one.occlude_rate for one in detections],
-        true_occlude_rates=true_rates,
+        true_occlude_rates=[true_occlude_rate(instance) for instance in truth.instances],
     )
+
+
+def true_occlude_rate(instance: Instance[RLE]) -> float | None:
+    """Share of an object that is hidden; None where its complete shape is not annotated."""
+    visible_area, complete_area = masks.areas([instance.modal, instance.complete])
+    return None if instance.amodal is None else 1 - visible_area / max(1, complete_area)
 
 
 # The results of a split

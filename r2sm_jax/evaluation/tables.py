@@ -100,6 +100,19 @@ PAPER_TABLE_2 = {
 }
 PRECISION_AT = {f"Pr@{share}": f"pr@{share}" for share in PRECISION_THRESHOLDS}
 BY_OCCLUSION = {f"AP of ≥ {share} % hidden": f"ap_occluded_{share}" for share in (15, 25, 40)}
+DETECTIONS = {
+    "objects": "objects",
+    "AP": "ap",
+    "AP50": "ap50",
+    "AP75": "ap75",
+    "AR": "ar",
+    **{
+        f"{name.upper()} {share}": f"{name}_occluded_{share}"
+        for name in ("ap", "ar")
+        for share in (15, 25, 40)
+    },
+}
+"""The last are of what is hidden by so many percent."""
 COMPARED = {**IOUS, **OCCLUDED_IOU, "boundary IoU": "boundary_iou", "mask type right": "accuracy"}
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
-from scipy.ndimage import label
 
 from r2sm_jax.config import UNSURE_BELOW
 from r2sm_jax.data import masks
@@ -26,8 +25,6 @@ MASKS = ("mask", "modal", "amodal", "occluded")
 """Names of a prediction's masks; `mask` is the one that the query asks for."""
 MAX_PICTURE = 4_000_000
 """Pixels of an overlay that is written. At 48 megapixels it would take 2 GB of memory."""
-MIN_PART = 0.1
-"""Of the area of the largest part of a mask: a smaller part is no object of its own."""
 PROBABLY_THERE = 0.5
 """The presence from which an answer is not said to be absent."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
@@ -254,21 +251,12 @@ class Prediction:
         return entries
 
     def objects(self) -> list[tuple[float, Mask, Mask]]:
-        """Returns the score and both masks of each object of the answer.
-
-        Words find several things of a kind in one slot: there the separate parts of a complete mask
-        are objects. At a place there is one object.
-        """
+        """Returns the score and both masks of each object of the answer: of its instances, or of
+        all of it where they are not told apart."""
         found = [(one.confidence, one.modal, one.amodal) for one in self.instances]
         if not found:
             found = [(self.presence * (self.score or 0.0), self.modal, self.amodal)]
-        is_of_words = self.has_both_masks and self.hidden_probability is None
-        return [
-            (score, modal & part, part)
-            for score, modal, amodal in found
-            for part in (separate_parts(amodal) if is_of_words else [amodal])
-            if part.any()
-        ]
+        return [one for one in found if one[-1].any()]
 
     def to_instances(self) -> list[Instance[RLE]]:
         """Returns the objects of the answer as annotations of a dataset file, without ids.
@@ -327,20 +315,6 @@ class Prediction:
             share = masks.occlude_rate(self.modal, self.amodal)
             parts.append(f"{share:.0%} hidden{by}")
         return ", ".join(parts)
-
-
-def separate_parts(mask: Mask) -> list[Mask]:
-    """Returns the connected parts of a mask `[H W]`, the largest first. It has those that are much
-    smaller, which are no objects."""
-    labels = np.zeros(mask.shape, np.int32)
-    label(mask, output=labels)
-    areas = np.bincount(labels.ravel())
-    areas[0] = 0  # of the background
-    numbers = [n for n in np.argsort(-areas) if areas[n] > MIN_PART * areas.max()]
-    parts = [labels == number for number in numbers]
-    if parts:
-        parts[0] = mask & ~np.isin(labels, numbers[1:])
-    return parts
 
 
 def to_supervision(predictions: Iterable[Prediction]) -> Any:

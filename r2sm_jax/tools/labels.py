@@ -1,7 +1,7 @@
 """`data labels`: the masks of a data set as segmentation labels of YOLO."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -29,9 +29,14 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
     truths = list(read_coco(Path(data.removeprefix("json:")), collector=collector))
     classes = number_classes(truths, collector.categories).values()
     names = [record["name"] for record in sorted(classes, key=lambda record: record["id"])]
-    files = label_files([truth.file_name for truth in truths], data)
+    files = [PurePath(truth.file_name).with_suffix(".txt") for truth in truths]
+    for file, count in Counter(files).most_common(1):
+        if count > 1:
+            raise InputError(
+                f"{data}: {count} images would have the labels {file}; give them other names"
+            )
     num_objects = num_left_out = 0
-    for truth, name in zip(truths, files, strict=True):
+    for truth, file in zip(truths, files, strict=True):
         height, width = truth.size
         lines = []
         for instance in truth.instances:
@@ -46,7 +51,7 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
             words = [str(names.index(instance.category)), *(f"{share:.6f}" for share in shares)]
             lines.append(" ".join(words) + "\n")
         num_objects += len(lines)
-        with atomic_write(out / "labels" / name) as part:
+        with atomic_write(out / "labels" / file) as part:
             part.write_text("".join(lines), "utf-8")
     # JSON is YAML.
     described = {"train": "images", "val": "images", "names": names}
@@ -56,20 +61,3 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
     if num_left_out:
         print(f"{num_left_out} are left out: ignored, or without {mask} mask")
     print(f"put the images into {out / 'images'}; data.yaml has all of them in train and in val")
-
-
-def label_files(file_names: Sequence[str], data: str) -> list[PurePath]:
-    """Names the file of labels of each image, below the folder of all labels.
-
-    Raises InputError if two images would have the same one.
-    """
-    files: dict[PurePath, str] = {}
-    for file_name in file_names:
-        file = PurePath(file_name).with_suffix(".txt")
-        if file in files:
-            raise InputError(
-                f"{data}: {files[file]} and {file_name} would both have the labels {file}; give "
-                "images other names"
-            )
-        files[file] = file_name
-    return list(files)

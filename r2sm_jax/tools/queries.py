@@ -366,7 +366,7 @@ def template_queries(truth: ImageTruth, count: int, seed: int) -> list[Query]:
     earlier = {(query.text, frozenset(query.instance_ids)) for query in truth.queries}
     return [
         query
-        for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden)
+        for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden, of_photo=True)
         if (query.text, frozenset(query.instance_ids)) not in earlier
     ]
 

@@ -28,6 +28,9 @@ MIN_IOU = 0.3
 SAME_ID = 0.5
 """What an equal id adds to it. It is not more, since tools number anew."""
 
+UPLOADED = r"^[0-9a-f]{8}-|_(?:jpe?g|png|webp)\.rf\.\w+(?=\.\w+$)"
+"""What Label Studio puts before the name of a file, and Roboflow before its ending."""
+
 
 def read_corrected(
     path: Path, draft: Path, collector: Collector, counts: Counter[str]
@@ -63,11 +66,7 @@ def find_in_draft(
 ) -> tuple[str, tuple[int, int]]:
     """The name of an image in the draft, and its size. Raises ValueError if there is not one."""
     path = PurePosixPath((image.file_name or "").replace("\\", "/"))
-    found = by_name.get(path.name, [])
-    if not found:
-        # Label Studio puts eight digits before the names of uploaded files.
-        uploaded = re.sub("^[0-9a-f]{8}-", "", path.name)
-        found = by_name.get(uploaded, [])
+    found = by_name.get(path.name) or by_name.get(re.sub(UPLOADED, "", path.name), [])
     if len(found) > 1:
         found = [t for t in found if f"/{path}".endswith(f"/{t.file_name}")]
     if len(found) != 1:
@@ -82,10 +81,7 @@ def find_in_draft(
 
 
 def correct(
-    draft: ImageTruth,
-    file: ImageTruth,
-    new_ids: Iterator[int],
-    counts: Counter[str],
+    draft: ImageTruth, file: ImageTruth, new_ids: Iterator[int], counts: Counter[str]
 ) -> ImageTruth:
     """One image of the draft, with what people did to its objects, which is added to `counts`."""
     olds, news = draft.instances, file.instances
@@ -94,25 +90,21 @@ def correct(
     )
     has_same_id = np.equal.outer([old.id for old in olds], [new.id for new in news])
     alike = ious + SAME_ID * (has_same_id & (ious > 0))
-    partners = {}
-    for i, j in zip(*linear_sum_assignment(alike, maximize=True), strict=True):
-        if alike[i, j] >= MIN_IOU:
-            partners[olds[i].id] = news[j]
-    instances = []
-    for old in olds:
-        if old.id not in partners:
-            counts["dropped"] += 1
-            continue
-        left = correct_object(old, partners[old.id])
-        is_same = (left.modal, left.amodal, left.category) == (old.modal, old.amodal, old.category)
+    pairs = zip(*linear_sum_assignment(alike, maximize=True), strict=True)
+    partners = {i: j for i, j in pairs if alike[i, j] >= MIN_IOU}
+    left = []
+    for i, j in partners.items():
+        old, one = olds[i], correct_object(olds[i], news[j])
+        is_same = (one.modal, one.amodal, one.category) == (old.modal, old.amodal, old.category)
         counts["kept" if is_same else "changed"] += 1
-        instances.append(left)
-    matched = {new.id for new in partners.values()}
-    for new in news:
-        if new.id not in matched:
-            instances.append(replace(new, id=next(new_ids), amodal=new.complete))
-            counts["added"] += 1
-    return without_lost_targets(replace(draft, instances=tuple(instances)))
+        left.append(one)
+    added = [
+        replace(new, id=next(new_ids), amodal=new.complete)
+        for j, new in enumerate(news)
+        if j not in partners.values()
+    ]
+    counts.update(added=len(added), dropped=len(olds) - len(left))
+    return without_lost_targets(replace(draft, instances=(*left, *added)))
 
 
 def correct_object(old: Instance[RLE], new: Instance[RLE]) -> Instance[RLE]:

@@ -1,5 +1,5 @@
-"""Reads segmentation labels of YOLO: a data.yaml that names folders of images, and for each image a
-text file with a line `class x1 y1 x2 y2 ...` an object, in shares of the image's size.
+"""Reads segmentation labels of YOLO: a data.yaml that names a folder of images, and for each image
+a text file with a line `class x1 y1 x2 y2 ...` an object, in shares of the image's size.
 
 The labels of `images/a.jpg` are `labels/a.txt`, as in ultralytics' own loader.
 """
@@ -28,48 +28,39 @@ def read_yolo(
     """Reads the visible masks of a split; file names are paths. An image without a file of labels
     has no objects.
 
-    `images_dir` stands in the place of the folders that the file names. Raises InputError for a
+    `images_dir` stands in the place of the folder that the file names. Raises InputError for a
     file that is not of the kind.
     """
     try:
         stated = yaml.safe_load(read_bytes(path))
         names = stated["names"]
         names = names if isinstance(names, dict) else dict(enumerate(names))
-        places = stated[split] if images_dir is None else str(images_dir.resolve())
+        place = str(stated[split] if images_dir is None else images_dir.resolve())
     except (yaml.YAMLError, TypeError, KeyError):
         raise InputError(f"{path}: it has no names, or no {split}; give a data.yaml") from None
     for number, name in names.items():
         collector.add_category(str(name), {"id": number + 1})
     root = path.parent / (stated.get("path") or "")
-    places = [places] if isinstance(places, str) else places
-    files = [file for place in places for file in list_images(path, root, place)]
+    # Roboflow writes ../train/images for a folder beside data.yaml.
+    folder = next(
+        (f for f in (root / place, path.parent / place.removeprefix("../")) if f.is_dir()), None
+    )
+    if folder is None:
+        raise InputError(
+            f"{path}: {root / place} is no folder; correct `path`, or give --images DIR"
+        )
     numbers = count(1)
-    for image_id, file in enumerate(files, start=1):
+    for image_id, file in enumerate(images_below(folder), start=1):
         with collector.record(str(file)):
             size = image_size(file)
             found = tuple(read_labels(label_file(file), size, names, numbers, collector))
             yield ImageTruth(image_id, str(file.resolve()), size, found, ())
 
 
-def list_images(path: Path, root: Path, place: Any) -> list[Path]:
-    """The images of a folder, or of a text file with a path a line. Raises InputError if it is
-    neither."""
-    # Roboflow writes ../train/images for a folder beside data.yaml.
-    candidates = [root / str(place), path.parent / str(place).removeprefix("../")]
-    for found in candidates:
-        if found.is_dir():
-            return images_below(found)
-        if found.is_file():
-            return [found.parent / line for line in read_bytes(found).decode().split("\n") if line]
-    raise InputError(f"{path}: there is no {candidates[0]}; correct `path`, or give --images DIR")
-
-
 def label_file(image: Path) -> Path:
     """Where the labels of an image are: in `labels` in the place of the last folder `images`."""
-    parts = list(image.parts)
-    if "images" in parts:
-        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return Path(*parts).with_suffix(".txt")
+    head, found, tail = image.as_posix().rpartition("/images/")
+    return Path(f"{head}/labels/{tail}" if found else image).with_suffix(".txt")
 
 
 def read_labels(
