@@ -22,6 +22,9 @@ ALL = "all"
 """A name for all splits that `evaluate` scores unless it is told otherwise."""
 PROCEDURAL = ("scenes", "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
+PARTS = ("images", "backgrounds", "cutouts", "crowds")
+READ = {"json": ["images"], "compose": ["images", "cutouts", "crowds"], "cutouts": ["backgrounds"]}
+"""Which `PARTS` of `DataConfig` a kind of source reads."""
 SCORED_PICTURES_A_PHOTO = 4
 """Of few photos no more pictures than that are scored: they would show the same things again."""
 
@@ -95,8 +98,10 @@ def open_split(
         InputError: The source or the split is unknown, or the data cannot be read.
     """
     spec = SourceSpec.parse(data.source)
-    if data.crowds != "ignore" and spec.kind != "compose":
-        raise InputError(f"--crowds is for compose:FILE; {data.source} does not read it")
+    for name in PARTS:
+        if getattr(data, name) != getattr(DataConfig, name) and name not in READ.get(spec.kind, ()):
+            flags = f"--{name} (of train --data.{name})"
+            raise InputError(f"{flags}: {data.source} does not read it; leave it out")
     options = {"seed": data.seed, "size": size, "queries": queries}
     match spec.kind:
         case "json":

@@ -154,6 +154,27 @@ def test_a_file_of_masks_alone_is_read_as_other_commands_read_it(
     assert end.code == 2 and sentence in end.err, end
 
 
+@pytest.mark.parametrize("words", [["check"], ["convert", "coco"]])
+def test_json_without_an_end_of_brackets_is_no_traceback(words, tmp_path, refused):
+    path = tmp_path / "deep.json"
+    path.write_text('{"images": ' + 3000 * "[" + 3000 * "]" + "}")
+    out = ["--out", tmp_path / "out.json"] if words[0] == "convert" else []
+    assert "deep.json: this is not JSON (maximum recursion" in refused(main, *words, path, *out)
+
+
+def test_results_are_read_as_data_complete_reads_them(tmp_path, command):
+    boxes = [{"image_id": n, "category_id": 1, "score": 0.9} for n in (1, 2)]
+    corners = [box | {"bbox": [WIDTH // 2, 1, WIDTH, HEIGHT]} for box in boxes]
+    inside = [box | {"bbox": [1, 1, 9, 9]} for box in boxes]
+    for entries, code, said in (
+        (corners, 2, "2 of 2 boxes end outside of their image"),
+        (inside, 0, "nothing wrong with 2 images, 2 annotations"),
+        ([inside], 2, "results[0]: it is no object"),
+    ):
+        end = command(main, "check", save(tmp_path, entries), "--images", tmp_path)
+        assert end.code == code and said in end.out + end.err, end
+
+
 @pytest.mark.parametrize("records", [without_queries(), good() | {"queries": []}])
 def test_good_masks_without_queries_are_no_fault(records, tmp_path, command):
     end = command(main, "check", save(tmp_path, records))

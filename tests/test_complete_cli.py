@@ -503,6 +503,7 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["photos", *FLAGS, "--min-score", "0.5"], "--min-score is for COCO files"),
         (["photos", *FLAGS, "--crowds", "objects"], "--crowds is for COCO files"),
         (["COCO", *flags(out="COCO")], "--overwrite"),
+        (["COCO", *flags(out="masks"), "--overwrite"], "masks: it is a folder"),
         (["BOXES", *FLAGS], "completer has no outliner"),
         (["RESULTS", *FLAGS], "no image has this name"),
         (["NAMELESS", *FLAGS], "image None: no image has this name"),

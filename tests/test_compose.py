@@ -203,6 +203,22 @@ def test_nothing_of_held_out_photos_is_laid_over_training_photos(file, tmp_path)
     assert {record.photo for record in read_records(tmp_path)} == set.union(*names.values())
 
 
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [
+        ("scenes", {"images": "photos"}),
+        ("compose:a.json", {"backgrounds": "photos"}),
+        ("json:a.json", {"cutouts": "photos"}),
+        ("cutouts:photos", {"crowds": "objects"}),
+        ("tfds:photos", {"images": "photos"}),
+    ],
+)
+def test_what_a_source_does_not_read_is_refused(spec, part):
+    (name,) = part
+    with pytest.raises(InputError, match=f"--{name} .*: {spec} does not read it"):
+        open_split(DataConfig(spec, **part))
+
+
 def test_no_amodal_query_refers_to_an_unknown_shape():
     mask = box_mask((2, 2, 9, 9))
     instances = [Instance(1, "dog", mask, None), Instance(2, "dog", ~mask, ~mask, ignore=True)]

@@ -103,6 +103,15 @@ def test_what_cannot_be_answered_is_told(page, file, tmp_path):
         page.open_photo(str(tmp_path / "photo.txt"))
     with pytest.raises(InputError, match="empty"):
         page.answer(page.open_photo(file)[0], " ", "auto", None)
+    visit, _ = page.add_click(page.open_photo(file)[0], CORNER, (5, 5))
+    with pytest.raises(InputError, match="a box has two corners"):
+        page.answer(visit, QUERY, "auto", None)
+
+
+def test_a_photo_of_one_line_is_shown(page, tmp_path):
+    Image.new("RGB", (2 * demo.MAX_SIDE + 1, 1)).save(tmp_path / "line.png")
+    _, picture = page.open_photo(str(tmp_path / "line.png"))
+    assert picture.shape == (1, demo.MAX_SIDE, 3)
 
 
 def test_many_visitors_keep_their_photos_until_the_file_is_gone(page, tmp_path):

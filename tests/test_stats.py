@@ -138,6 +138,7 @@ def test_files_are_written(tmp_path, command, refused):
     [
         ("json:", "data source"),
         ("json:gone.json", "gone.json"),
+        ("scenes --scenes -1", "-1 pictures cannot be made"),
         ("json:d/tiny.json --splits test", "test"),
         ("json:damaged.json", "annotation 2: its visible_mask"),
     ],

@@ -33,6 +33,7 @@ from r2sm_jax.synthetic.photos import (
 )
 from r2sm_jax.synthetic.pictures import paste_sprites
 from r2sm_jax.synthetic.procedural import SPLIT_STRIDE, ProceduralSource
+from r2sm_jax.synthetic.queries.nouns import absent_names
 from r2sm_jax.synthetic.queries.write import (
     ABSENT_SPLIT,
     SPLITS,
@@ -218,7 +219,7 @@ class ComposeSource(ProceduralSource):
         if self.split == ABSENT_SPLIT:
             num_absent = self.queries
         present = {instance.category for instance in scene.instances}
-        absent = [name for name in scene.marked_classes if name not in present]
+        absent = absent_names(scene.marked_classes, present)
         if self.is_training and absent and present:
             # Some names fit no wording, so there are twice as many as queries.
             absent = self._choose_absent(absent, present, 2 * num_absent, rng)

@@ -30,7 +30,7 @@ from r2sm_jax.data.splits import original_name, split_by_hash
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
-from r2sm_jax.synthetic.queries.nouns import display_name
+from r2sm_jax.synthetic.queries.nouns import absent_names, display_name
 from r2sm_jax.synthetic.scenes.layout import overlap_slices
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
@@ -248,7 +248,7 @@ class Photos:
         photos = []
         for photo in self.photos_of_split(split):
             used = {display_name(instance.category) for instance in self.truth_of(photo).instances}
-            if not used.issuperset(self.file_of(photo).marked_classes):
+            if absent_names(self.file_of(photo).marked_classes, used):
                 photos.append(photo)
         return photos
 

@@ -180,7 +180,7 @@ def _read_json(path: Path) -> bytes:
     content = read_bytes(path).strip()
     try:
         msgspec.json.decode(content, type=msgspec.Raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = parse_json(content, str(path), "a COCO file")
         try:
             content = msgspec.json.encode(values)
@@ -415,7 +415,7 @@ def _read_results(
     """
     if images_dir is None or options.kind not in ("any", "coco"):
         raise InputError(
-            f"{path}: it is a list, as COCO results are, for data complete; give a COCO file"
+            f"{path}: it is a list, as COCO results are; give --images DIR, or a COCO file"
         )
     listed: dict[bytes, Raws] = {}
     names: dict[int, str] = {}
