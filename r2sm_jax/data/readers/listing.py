@@ -418,6 +418,7 @@ def _read_results(
             f"{path}: it is a list, as COCO results are; give --images DIR, or a COCO file"
         )
     listed: dict[bytes, Raws] = {}
+    ids_of_files: dict[bytes, bytes] = {}
     names: dict[int, str] = {}
     if options.listed_in is not None:
         file = _read_json(options.listed_in)
@@ -425,7 +426,8 @@ def _read_results(
         strict = Collector(is_strict=True)
         for index, image in enumerate(_records(options.listed_in, lists, "images", strict)):
             with strict.record(f"{options.listed_in}: images[{index}]"):
-                decode_as(ListedImage, image, "id")
+                stem = PurePosixPath(decode_as(ListedImage, image, "id").file_name or "").stem
+                ids_of_files[msgspec.json.encode(stem)] = bytes(image["id"])
                 if bytes(image["id"]) in listed:
                     raise ValueError(f"its id {shown(image, 'id')} occurs twice")
             listed[bytes(image["id"])] = image
@@ -445,7 +447,9 @@ def _read_results(
 
     of_images = defaultdict(list)
     for result in results:
-        of_images[bytes(result.get("image_id", NULL))].append(result)
+        key = bytes(result.get("image_id", NULL))
+        # Ultralytics gives the names of files in the place of ids.
+        of_images[key if key in listed else ids_of_files.get(key, key)].append(result)
     numbers = [int(key) for key in of_images if key.isdigit()]
     first_new = max(numbers, default=0) + 1
     files = {} if listed else _files_by_stem(images_dir)
