@@ -112,7 +112,7 @@ def pytest_runtest_setup() -> None:
     def make_and_remember(config: Config, *sources, published: bool):
         nonlocal key
         rare = dict.fromkeys(("log_every", "evaluate_every", "checkpoint_every"), 1)
-        rare |= {"evaluate_samples": 1, "report_samples": 1}
+        rare |= {"evaluate_samples": 1, "report_samples": 1, "select_on": "dev"}
         key = repr(
             replace(config, run=None, init=None, resume=False, train=replace(config.train, **rare))
         )

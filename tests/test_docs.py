@@ -105,5 +105,8 @@ def test_every_cell_of_the_notebook_runs(tmp_path, monkeypatch, capsys):
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), namespace)
     out = capsys.readouterr().out
-    assert out.startswith('modal: "the saucer"') and '\namodal: "the saucer as if' in out
+    assert '\nmodal: "the saucer"' in out and '\namodal: "the saucer as if' in out
+    assert (
+        "1 kept, 0 changed" in out and "nothing wrong with 1 images" in out and "modal masks" in out
+    )
     assert (tmp_path / "runs" / "latest" / "report.html").exists()

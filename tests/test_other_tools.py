@@ -13,6 +13,8 @@ import r2sm_jax
 from r2sm_jax.data import masks
 from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import ImageTruth, Instance, completed_by, read_json, write
+from r2sm_jax.data.readers.coco import read_coco
+from r2sm_jax.data.readers.listing import COCOOptions
 from r2sm_jax.inference.prediction import InstanceMask, Prediction
 
 SIZE = HEIGHT, WIDTH = 60, 80
@@ -249,6 +251,18 @@ def test_a_data_yaml_of_another_shape(content, said, tmp_path, monkeypatch, refu
     monkeypatch.chdir(tmp_path)
     Path("data.yaml").write_text(content)
     assert said in refused(main, "convert", "yolo", "data.yaml", "--out", "out.json")
+
+
+def test_results_of_ultralytics_name_the_files_of_images(draft):
+    (draft.parent / "photos").mkdir()
+    for name in "ab":
+        Image.new("RGB", (WIDTH, HEIGHT)).save(draft.parent / f"photos/{name}.jpg")
+    mask = masks.encode(VISIBLE[0])
+    results = [{"image_id": i, "category_id": 1, "segmentation": mask, "score": 0.9} for i in "ba"]
+    Path("predictions.json").write_text(json.dumps(results))
+    options = COCOOptions(listed_in=draft)
+    truths = list(read_coco(Path("predictions.json"), draft.parent, options))
+    assert [(t.image_id, t.file_name) for t in truths] == [(6, "photos/b.jpg"), (5, "photos/a.jpg")]
 
 
 def test_detections_of_supervision():

@@ -292,7 +292,6 @@ CASES = [
     # Half-precision weights stay so, and compute in float32.
     ("bert", "AutoModel", "float16"),
     ("llama", "AutoModel", "bfloat16"),
-    ("qwen3", "AutoModel", "bfloat16"),
 ]
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from r2sm_jax import train
 from r2sm_jax.data import masks
-from r2sm_jax.data.contradictions import Contradiction, compare
+from r2sm_jax.data.contradictions import Contradiction, compare_records
 from r2sm_jax.data.dataset import read_json, write_records
 from r2sm_jax.data.validation import is_text, parse, problems
 from r2sm_jax.errors import InputError
@@ -69,7 +69,7 @@ def find_problems(records: dict) -> list[str]:
 
 
 def find_contradictions(records: dict) -> list[Contradiction]:
-    return list(compare(parse(Path("x.json"), json.dumps(records).encode())))
+    return list(compare_records(parse(Path("x.json"), json.dumps(records).encode())))
 
 
 SMALL = masks.encode(np.ones((5, 5), bool))

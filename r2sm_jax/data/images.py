@@ -62,7 +62,7 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
         raise InputError(
             f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}"
         )
-    _check_size(name, array.shape[1], array.shape[0])
+    _refuse_size(name, array.shape[1], array.shape[0])
     return array.copy()
 
 
@@ -112,12 +112,12 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
         return (width, height) if is_sideways else (height, width)
 
 
-def frames(image: ImageFile, name: str = "the image") -> int:
+def frames(image: ImageFile) -> int:
     """The number of frames of an animation, or of pages of a document; 1 for a plain image.
 
     `open_image` takes the first. Raises InputError like `open_image`.
     """
-    with _opened(image, name) as opened:
+    with _opened(image) as opened:
         # Cameras put previews into MPO.
         return 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
 
@@ -295,7 +295,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         else:
             context = Image.open(BytesIO(image) if isinstance(image, bytes) else image)
         with context as opened:
-            _check_size(name, *opened.size)
+            _refuse_size(name, *opened.size)
             yield opened
     except InputError:
         raise
@@ -309,7 +309,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         raise InputError(f"{name}: the image cannot be read ({reason}); check the file") from error
 
 
-def _check_size(name: str, width: int, height: int) -> None:
+def _refuse_size(name: str, width: int, height: int) -> None:
     """Raises InputError for an image without pixels, or with too many."""
     if not 0 < width * height <= MAX_MEGAPIXELS * 1_000_000:
         fault = f"has no pixels or more than {MAX_MEGAPIXELS} megapixels"

@@ -12,9 +12,9 @@ from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import (
-    check as check_contradictions,
-    compare,
+    compare_records,
     find_pictures_in_both,
+    refuse_systematic,
 )
 from r2sm_jax.data.dataset import Dataset, read_json
 from r2sm_jax.data.images import image_folders, locate_image, open_annotated
@@ -64,7 +64,7 @@ def check_dataset(file: Path, images: Path | None) -> str:
     anything is wrong, or it teaches nothing."""
     content = read_bytes(file)
     refuse(file, problems(content))
-    for contradiction in check_contradictions(file, compare(parse(file, content))):
+    for contradiction in refuse_systematic(file, compare_records(parse(file, content))):
         warn(file, str(contradiction))
     dataset = read_json(file, images, need_images=False)
     refuse(file, find_unusable(dataset))

@@ -66,7 +66,7 @@ def stats(
     if out is not None:
         refuse_overwrite(out / "stats.json", overwrite)
     of_splits: dict[str, SplitSummary] = {}
-    for split, source in _open_splits(data, splits, scenes).items():
+    for split, source in _open_counted(data, splits, scenes).items():
         # The truth of one image is in memory at a time.
         of_splits[split] = summarize(source.truth_at(index) for index in range(len(source)))
 
@@ -81,7 +81,7 @@ def stats(
             draw(of_splits, part)
 
 
-def _open_splits(data: str, splits: tuple[str, ...], num_scenes: int) -> dict[str, Source]:
+def _open_counted(data: str, splits: tuple[str, ...], num_scenes: int) -> dict[str, Source]:
     """Opens the splits of a source, or those that are asked for."""
     spec = SourceSpec.parse(data)
     if spec.kind == "json" and spec.paths[0].is_dir():
