@@ -9,7 +9,8 @@ from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, s
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.synthetic.queries.nouns import absent_names, display_name, same_class, says_name
+from r2sm_jax.synthetic.photos import absent_names
+from r2sm_jax.synthetic.queries.nouns import display_name, same_class, says_name
 from r2sm_jax.synthetic.scenes.scene import describe_objects
 from r2sm_jax.tools.queries import find_background, template
 

@@ -28,12 +28,12 @@ from r2sm_jax.synthetic.photos import (
     PhotoCutout,
     PhotoObject,
     Photos,
+    absent_names,
     random_zoom,
     read_photo,
 )
 from r2sm_jax.synthetic.pictures import paste_sprites
 from r2sm_jax.synthetic.procedural import SPLIT_STRIDE, ProceduralSource
-from r2sm_jax.synthetic.queries.nouns import absent_names
 from r2sm_jax.synthetic.queries.write import (
     ABSENT_SPLIT,
     SPLITS,

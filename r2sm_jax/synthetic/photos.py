@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -30,7 +30,7 @@ from r2sm_jax.data.splits import original_name, split_by_hash
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
-from r2sm_jax.synthetic.queries.nouns import absent_names, display_name
+from r2sm_jax.synthetic.queries.nouns import display_name, says_name
 from r2sm_jax.synthetic.scenes.layout import overlap_slices
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
@@ -305,6 +305,16 @@ class Photos:
             if len(cutouts) >= MAX_CUTOUTS:
                 break
         return sorted(cutouts, key=lambda cutout: (cutout.photo, cutout.annotation))
+
+
+def absent_names(names: Iterable[str], present: Collection[str]) -> list[str]:
+    """The names of classes that none of those which are present may be: "cup" is not absent beside
+    "Cups" or "coffee cup", nor is "coffee cup" beside "cup"."""
+    absent = []
+    for name in names:
+        if not any(says_name(name, other) or says_name(other, name) for other in present):
+            absent.append(name)
+    return absent
 
 
 @lru_cache(maxsize=NUM_PHOTOS_IN_MEMORY)
