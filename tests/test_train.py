@@ -148,12 +148,8 @@ def test_a_training_reads_what_is_not_refused(part, tiny_flags, tmp_path, comman
         assert command(main, *flags, "--run", tmp_path / "run").code == 0
     names = {name for name, _ in flat_fields(default_config(part)) if is_read(name, part)}
     unread = {name for name in names - read if not name.startswith("model.")}
-    # Several processes read the first, and sources of other kinds the rest. A segmenter's other
-    # splits are listed, which looks for images as well.
-    of_others = {"data.backgrounds", "data.cutouts"}
-    if part != "segmenter":
-        of_others.add("data.images")
-    assert unread == {"distributed.local_devices", *of_others}
+    # Several processes read it.
+    assert unread == {"distributed.local_devices"}
     assert "model.vision.image_size" in read
 
 
