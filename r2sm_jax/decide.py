@@ -79,7 +79,7 @@ def read_sentences(path: Path) -> list[str]:
     return sentences
 
 
-def describe(sentence: str, decision: Decision) -> str:
+def decision_line(sentence: str, decision: Decision) -> str:
     """Writes a line with type, probability of amodal, whether it is undecided, the words that name
     what is meant, and the sentence."""
     decided = f"{decision.mask_type:<8}{decision.amodal_probability:<8.3f}"
@@ -98,7 +98,7 @@ def main() -> None:
         if args.json:
             print(json.dumps({"query": sentence, **decision._asdict()}))
         else:
-            print(describe(sentence, decision))
+            print(decision_line(sentence, decision))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,9 @@ class Page:
         assert visit is not None
         mask = read_mask(Path(mask_file), photo.size, "the mask") if mask_file else None
         corners = np.array([(x, y) for x, y, kind in visit.clicks if kind == CORNER])
-        box = (*corners.min(0), *corners.max(0)) if len(corners) == 2 else None
+        if len(corners) == 1:
+            raise InputError("a box has two corners; click on the other one, or clear the clicks")
+        box = (*corners.min(0), *corners.max(0)) if len(corners) else None
         points = [(x, y, kind == ON) for x, y, kind in visit.clicks if kind != CORNER]
         (prediction,) = self.predictor.predict(
             [query.strip()],
@@ -144,7 +146,7 @@ def picture_scale(pixels: np.ndarray) -> float:
 def draw_marks(pixels: np.ndarray, clicks: tuple[tuple[float, float, str], ...]) -> np.ndarray:
     """Draws clicks over a photo, at the size that is shown."""
     scale = picture_scale(pixels)
-    size = (round(pixels.shape[1] * scale), round(pixels.shape[0] * scale))
+    size = (max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale)))
     picture = Image.fromarray(pixels).resize(size)
     radius = max(3, max(size) // 150)
     for x, y, kind in clicks:

@@ -21,7 +21,9 @@ class InputError(Exception):
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
-    """Raises InputError if a file exists and must not be replaced."""
+    """Raises InputError if a file exists and must not be replaced, and for a folder."""
+    if path.is_dir():
+        raise InputError(f"{path}: it is a folder; give the name of a file")
     if path.exists() and not overwrite:
         raise InputError(f"{path}: the file exists already; give another name or --overwrite")
 

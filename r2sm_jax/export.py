@@ -13,7 +13,7 @@ from r2sm_jax.config import DataConfig, ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.export import add_parts, check_can_push, export, push
 from r2sm_jax.inference.load import PARTS, load, load_part
-from r2sm_jax.inference.model_folder import CONFIG, FILES, find_folder, is_export
+from r2sm_jax.inference.model_folder import CONFIG, EXPORT_FILES, find_folder, is_export
 from r2sm_jax.inference.stablehlo import verify
 from r2sm_jax.sources import open_split
 
@@ -30,7 +30,7 @@ def check_out(out: Path, overwrite: bool) -> None:
             "--out"
         )
     # A clone of a hub repository may hold a card and no model yet.
-    taken = [name for name in FILES if (out / name).exists()]
+    taken = [name for name in EXPORT_FILES if (out / name).exists()]
     if taken and not overwrite:
         raise InputError(f"{out}: it holds {taken[0]} already; give another --out or --overwrite")
 

@@ -3,6 +3,7 @@
 Each kind is imported when it is opened, so that a dataset file loads no synthetic source.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -21,6 +22,9 @@ ALL = "all"
 """A name for all splits that `evaluate` scores unless it is told otherwise."""
 PROCEDURAL = ("scenes", "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
+PARTS = ("images", "backgrounds", "cutouts", "crowds")
+READ = {"json": ["images"], "compose": ["images", "cutouts", "crowds"], "cutouts": ["backgrounds"]}
+"""Which `PARTS` of `DataConfig` a kind of source reads."""
 SCORED_PICTURES_A_PHOTO = 4
 """Of few photos no more pictures than that are scored: they would show the same things again."""
 
@@ -94,8 +98,10 @@ def open_split(
         InputError: The source or the split is unknown, or the data cannot be read.
     """
     spec = SourceSpec.parse(data.source)
-    if data.crowds != "ignore" and spec.kind != "compose":
-        raise InputError(f"--crowds is for compose:FILE; {data.source} does not read it")
+    for name in PARTS:
+        if getattr(data, name) != getattr(DataConfig, name) and name not in READ.get(spec.kind, ()):
+            flags = f"--{name} (of train --data.{name})"
+            raise InputError(f"{flags}: {data.source} does not read it; leave it out")
     options = {"seed": data.seed, "size": size, "queries": queries}
     match spec.kind:
         case "json":
@@ -148,7 +154,7 @@ def open_splits(
         source = open_split(data, name, size=size, count=count, max_pictures_a_photo=limit)
         if source.is_procedural and not has_queries(source):
             what = f"{name} is left out, since no query fits any of its pictures"
-            print(f"{data.source}: {what}", flush=True)
+            print(f"{data.source}: {what}", file=sys.stderr)
         else:
             sources[name] = source
     return sources
@@ -270,7 +276,7 @@ def load_json_split(
         indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in ids]
         dataset = dataset.subset(indices)
     if need_images:
-        dataset.check_images()
+        dataset.check_whole()
     return dataset
 
 
@@ -314,7 +320,8 @@ def split_names(
             names.remove(ABSENT_SPLIT)
         elif not Photos(where.paths, images, crowds).photos_without_a_class("val"):
             names.remove(ABSENT_SPLIT)
-            print(f"{spec}: {ABSENT_SPLIT} is left out, since {NOTHING_ABSENT}", flush=True)
+            line = f"{spec}: {ABSENT_SPLIT} is left out, since {NOTHING_ABSENT}"
+            print(line, file=sys.stderr)
         return names
 
     (path,) = where.paths

@@ -99,6 +99,33 @@ def free_memory():
             ctypes.CDLL(None).malloc_trim(0)  # glibc would keep what is free
 
 
+def pytest_runtest_setup() -> None:
+    """Trainings whose steps compute the same share the compiled one: most of the time of a tiny
+    training goes by before its first step."""
+    train, loop = (sys.modules.get(f"r2sm_jax.{name}") for name in ("train", "training.loop"))
+    if train is None or loop is None or hasattr(train, "compiled_steps"):
+        return
+    make_task, jit_train_step = train.make_task, loop.jit_train_step
+    steps = train.compiled_steps = {}
+    key = ""
+
+    def make_and_remember(config: Config, *sources, published: bool):
+        nonlocal key
+        rare = dict.fromkeys(("log_every", "evaluate_every", "checkpoint_every"), 1)
+        rare |= {"evaluate_samples": 1, "report_samples": 1, "select_on": "dev"}
+        key = repr(
+            replace(config, run=None, init=None, resume=False, train=replace(config.train, **rare))
+        )
+        return make_task(config, *sources, published=published)
+
+    def jit_once(*parts):
+        if key not in steps:
+            steps[key] = jit_train_step(*parts)
+        return steps[key]
+
+    train.make_task, loop.jit_train_step = make_and_remember, jit_once
+
+
 # Commands.
 
 

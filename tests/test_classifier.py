@@ -204,6 +204,7 @@ def run(folder, tiny_run, tmp_path) -> Run:
     return Run(folder, config, 4, Predictor(model, nnx.graphdef(module), weights, text))
 
 
+@pytest.mark.slow
 def test_an_export_has_it_and_a_compact_one_finds_it_by_name(run, tmp_path, monkeypatch):
     monkeypatch.setattr(stablehlo, "PLATFORMS", ("cpu",))  # lowering takes most of the time
     scene = open_split(DataConfig(), "val", count=1, size=64)[0]

@@ -5,25 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from stub_predictor import StubCompleter, StubOutliner
+from tiny_crops import rectangle
 
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.completion import (
     ObjectScore,
+    completion_figures,
     convex_hull,
     hulls_inside_others,
     methods_of,
     prompt_figures,
     score_completion,
     score_object,
-    summarize,
 )
 from r2sm_jax.query import Query
-
-
-def rectangle(height, width, x0, y0, x1, y1):
-    mask = np.zeros((height, width), bool)
-    mask[y0:y1, x0:x1] = True
-    return mask
 
 
 @pytest.fixture
@@ -82,7 +77,7 @@ def test_a_completer_is_told_all_other_masks_or_gets_a_mask_alone(image):
         told.append(completer.others)
     assert told[0] is not None and told[1] is None
     # The predicted IoU, 0.9, of a mask that is right.
-    figures = summarize([score_object(mask, mask, answer)])
+    figures = completion_figures([score_object(mask, mask, answer)])
     assert figures["iou_error"] == pytest.approx(0.1) and figures["hidden_auc"] is None
 
 
@@ -113,4 +108,4 @@ def test_the_order_of_hidden_and_other_objects_is_scored():
         ObjectScore(1.0, 0.0, share, 1.0, probability)
         for share, probability in zip(shares, probabilities, strict=True)
     ]
-    assert summarize(scores)["hidden_auc"] == 3.5 / 4
+    assert completion_figures(scores)["hidden_auc"] == 3.5 / 4

@@ -94,10 +94,6 @@ def test_a_config_file_that_does_not_load_is_named(tmp_path, code):
         parse_config([str(file)])
 
 
-def test_flags_say_all_that_is_not_the_default(tiny_flags, tiny_config):
-    assert parse_config(tiny_flags) == tiny_config
-
-
 PARTS = ("segmenter", "completer", "outliner")
 
 

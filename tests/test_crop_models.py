@@ -14,7 +14,6 @@ from r2sm_jax.data.crops import (
     window_of_box,
     windows_of_clicks,
 )
-from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import (
     MaskCompleter,
     MaskOutliner,
@@ -129,15 +128,6 @@ def test_an_object_is_no_neighbour_of_itself(completer, image):
         np.testing.assert_array_equal(together[number], complete)
     (alone,) = masks_of(completer, image, visible[:1])
     assert (alone != together[0]).any()
-
-
-@pytest.mark.parametrize(
-    ("mask", "named"),
-    [(np.zeros((60, 80), bool), "mask 1 is empty"), (np.ones((6, 8), bool), "6 x 8")],
-)
-def test_an_empty_mask_and_one_of_another_size_are_refused(completer, image, mask, named):
-    with pytest.raises(InputError, match=named):
-        masks_of(completer, image, [mask])
 
 
 def test_an_outline_has_the_size_of_the_image_and_a_predicted_iou(outliner):

@@ -23,17 +23,6 @@ from r2sm_jax.inference.crop_models import OUTSIDE_LOGIT, Drawing, MaskCompleter
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 
 
-def test_a_predicted_iou_that_is_too_high_is_brought_down_and_low_ones_are_unsure():
-    rng = np.random.default_rng(0)
-    predicted = rng.uniform(0.5, 0.95, 400)
-    true = expit(2 * logit(predicted) - 2) + rng.normal(0, 0.02, 400)
-    kind = fit_kind(predicted, true)
-    assert np.abs(kind.iou(predicted) - true).mean() < 0.03
-    sure = true[kind.iou(predicted) >= kind.unsure_below]
-    assert 0.8 <= np.mean(sure > 0.5) < 1
-    assert fit_kind(predicted[:20], true[:20]) == NOT_CALIBRATED  # too few
-
-
 def test_where_the_predicted_iou_says_nothing_the_agreement_of_crops_counts():
     rng = np.random.default_rng(0)
     predicted, agreement = rng.uniform(0.7, 0.9, 300), rng.uniform(0.1, 0.9, 300)

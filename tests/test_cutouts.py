@@ -204,6 +204,10 @@ def test_backgrounds_are_split(tmp_path, folder):
         red, green, _ = source[0].image[0, 0].astype(int)
         assert any(abs(red - 17 * k) + abs(green - 200 + 13 * k) <= 6 for k in photos[-1])
     assert all(photos) and sum(map(len, photos)) == len(set.union(*photos)) == 12
+    photo = tmp_path / "3.jpg"
+    photo.write_bytes(photo.read_bytes()[:-200])
+    with pytest.raises(InputError, match=r"1 of 12 images cannot be used; .*3\.jpg"):
+        CutoutSource(folder, "train", 1, backgrounds=tmp_path)
 
 
 def test_unusable_images_are_left_out_with_one_warning(tmp_path):

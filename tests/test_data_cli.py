@@ -3,8 +3,6 @@ refuse."""
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +65,6 @@ def test_images_in_other_folders(tmp_path, command, refused):
     show = "show", "--data", f"json:{elsewhere}", "--out", tmp_path / "x.png"
     assert "--data.images" in refused(main, *show)
     assert command(main, *show, "--images", tmp_path).code == 0
-
-
-def test_images_in_the_folder_images_beside_the_file_are_found_by_every_command(tmp_path, command):
-    source = save_cocoa(tmp_path)
-    photos = tmp_path / "images"
-    photos.mkdir()
-    source.with_suffix(".jpg").rename(photos / "one.jpg")
-    beside, elsewhere = tmp_path / "all.json", tmp_path / "data" / "all.json"
-    for out, images in (beside, ()), (elsewhere, ("--images", photos)):
-        end = command(main, "convert", "cocoa", source, "--out", out)
-        assert (end.code, end.err) == (0, "")
-        assert command(main, "check", out, *images).code == 0
-        (sample,) = read_json(out, photos if images else None)
-        assert sample.image.shape == (40, 60, 3)
 
 
 def test_plain_masks_get_modal_queries_and_pass_the_check(tmp_path, command, refused):
@@ -160,13 +144,3 @@ def test_refusals(line, word, tmp_path, refused, monkeypatch):
     assert word in refused(main, *line.split())
     assert not any(Path(name).exists() for name in ("x.json", "x.png"))
     assert Path("mine.json").read_text() == Path("mine.png").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_as_a_module():
-    words = ["r2sm_jax.data", "show", "--data", "json:nowhere.json", "--out", "x.png"]
-    root = Path(__file__).parents[1]
-    end = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, cwd=root, check=False
-    )
-    assert end.returncode == 2 and end.stderr.startswith("error: ") and "nowhere.json" in end.stderr

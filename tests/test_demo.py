@@ -103,6 +103,15 @@ def test_what_cannot_be_answered_is_told(page, file, tmp_path):
         page.open_photo(str(tmp_path / "photo.txt"))
     with pytest.raises(InputError, match="empty"):
         page.answer(page.open_photo(file)[0], " ", "auto", None)
+    visit, _ = page.add_click(page.open_photo(file)[0], CORNER, (5, 5))
+    with pytest.raises(InputError, match="a box has two corners"):
+        page.answer(visit, QUERY, "auto", None)
+
+
+def test_a_photo_of_one_line_is_shown(page, tmp_path):
+    Image.new("RGB", (2 * demo.MAX_SIDE + 1, 1)).save(tmp_path / "line.png")
+    _, picture = page.open_photo(str(tmp_path / "line.png"))
+    assert picture.shape == (1, demo.MAX_SIDE, 3)
 
 
 def test_many_visitors_keep_their_photos_until_the_file_is_gone(page, tmp_path):
@@ -147,22 +156,13 @@ def test_sigterm_takes_the_photos_away(tiny_run, tmp_path):
     assert not list(tmp_path.glob("r2sm_jax_demo_*"))
 
 
-def test_the_page_is_served(page):
+def test_the_page_is_served_and_its_port_is_taken_then(refused, tiny_run, page):
     pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
     blocks = demo.build(page)
     blocks.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
     try:
         with urllib.request.urlopen(blocks.local_url) as answer:
             assert demo.TITLE in answer.read().decode()
-    finally:
-        blocks.close()
-
-
-def test_a_port_that_is_taken_is_told(refused, tiny_run, page):
-    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
-    blocks = demo.build(page)
-    blocks.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
-    try:
         port = blocks.server_port
         assert f"--port {port}" in refused(demo.main, tiny_run, "--port", port)
     finally:

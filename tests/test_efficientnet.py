@@ -15,17 +15,12 @@ from safetensors.numpy import save_file
 from tiny_efficientnet import DIMS, tiny_tensors
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import load
-from r2sm_jax.models.efficientnet import EfficientNetLite, depthwise_conv
+from r2sm_jax.models.efficientnet import depthwise_conv
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.keys import (
-    EFFICIENTNET,
-    first_blocks,
     fold_batch_norms,
-    read_efficientnet,
 )
-from r2sm_jax.models.matching import match_weights, put_weights
 from r2sm_jax.models.plain_vit import IMAGENET, normalise
 from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG
 from r2sm_jax.train import main
@@ -50,19 +45,6 @@ def folder(tmp_path) -> Path:
 
 
 # By hand
-
-
-def test_a_batch_norm_becomes_part_of_its_convolution():
-    """scale = 6 / √4 = 3, bias = 5 - 7 · 3"""
-    layer = "_blocks.0._project_conv"
-    tensors = {f"{layer}.weight": np.full((1, 2, 1, 1), 0.5, np.float32), "_fc.bias": np.ones(2)}
-    norm = {"weight": 6.0, "bias": 5.0, "running_mean": 7.0, "running_var": 4 - 1e-3}
-    for name, value in norm.items():
-        tensors[f"_blocks.0._bn2.{name}"] = np.array([value], np.float32)
-    folded = fold_batch_norms(tensors)
-    assert folded.keys() == {f"{layer}.weight", f"{layer}.bias", "_fc.bias"}
-    np.testing.assert_allclose(folded[f"{layer}.weight"], 1.5, rtol=1e-6)
-    np.testing.assert_allclose(folded[f"{layer}.bias"], -16, rtol=1e-6)
 
 
 def depthwise(dim: int, size: int, stride: int, **options) -> nnx.Conv:
@@ -117,21 +99,6 @@ def test_features_in_the_encoder_and_pixels_as_published():
     image = jnp.asarray((pixels - np.array(IMAGENET[0])) / np.array(IMAGENET[1]), jnp.float32)
     red = normalise(image, "efficientnet_lite")[:, 0, 0, 0]
     np.testing.assert_allclose(red, [0, 1, -1], atol=1e-6)
-
-
-def test_the_first_blocks_can_be_filled_alone(folder):
-    whole = EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0))
-    state = nnx.State({"vision": nnx.State({"efficientnet": nnx.state(whole)})})
-    report = match_weights(read_efficientnet(folder), state, EFFICIENTNET, folder)
-    nnx.update(whole, put_weights(state, report.values)["vision"]["efficientnet"])
-    part = EfficientNetLite(DIMS[:-2], dtype=FLOAT32, rngs=nnx.Rngs(1))
-    nnx.update(part, first_blocks(nnx.state(part), folder))
-    image = jnp.asarray(np.random.default_rng(0).normal(size=(1, 64, 64, 3)), jnp.float32)
-    features = part(image)
-    jax.tree.map(np.testing.assert_array_equal, features, whole(image)[: len(features)])
-    other = EfficientNetLite((*DIMS[:-3], 10), dtype=FLOAT32, rngs=nnx.Rngs(1))
-    with pytest.raises(InputError, match="weight has shape"):
-        first_blocks(nnx.state(other), folder)
 
 
 # Runs

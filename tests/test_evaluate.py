@@ -176,22 +176,6 @@ def test_masks_come_back_to_the_images_own_resolution_without_their_padding(pred
     assert (lisa_iou(overlap_of_both(rows, requested(rows))) > 0.93).all()
 
 
-def test_every_query_is_answered_once(predictor, tmp_path):
-    """The results are those of a predictor that sees one image at a time."""
-    source = open_split(DataConfig(), "val", count=5, size=48, queries=19)
-    evaluated = evaluate_source(predictor, source)
-    truths = list(query_truths(source))
-    assert [result.truth.query for result in evaluated.results] == [t.query for t in truths]
-    for result in evaluated.results[::17]:
-        image = source[result.truth.index].image
-        (prediction,) = predictor.predict([result.truth.query.text], image=image)
-        assert prediction.rle("modal") == result.said.both.modal
-        assert prediction.score == pytest.approx(result.said.predicted_iou, abs=1e-6)
-    # The data's hash does not depend on the system.
-    of_nothing = score_nothing(tmp_path, source)
-    assert of_nothing.data_sha256 == evaluated.data_sha256
-
-
 def sample(**changes) -> Sample:
     """One object with an unknown amodal mask, one that is known, one region to ignore."""
     left, right, below = np.zeros((3, 8, 12), bool)

@@ -29,7 +29,7 @@ def file(tmp_path_factory) -> Path:
 def test_a_visit_makes_the_pictures_of_a_larger_source(file):
     few = ComposeSource(file, "train", None, size=SIZE)
     count = len(few)
-    assert count == len(few.photo_indices)
+    assert count == len(few.photo_order)
     more = ComposeSource(file, "train", 3 * count, size=SIZE)
     for index, visit in ((0, 0), (3, 1), (count - 1, 2)):
         assert digest(few.at_visit(index, visit)) == digest(more[visit * count + index])

@@ -26,14 +26,19 @@ def test_formats_are_read_as_rgb(tmp_path, suffix):
     assert image_size(path) == (50, 70)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_turned_upright(tmp_path, orientation):
+@pytest.mark.parametrize("orientation", [*range(10), 42])
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "avif", "tif", "mpo"])
+def test_an_image_is_turned_upright(tmp_path, suffix, orientation):
+    """Its size by the header is that of its pixels, whatever its format and orientation."""
+    path = tmp_path / f"a.{suffix}"
     exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(PHOTO).save(tmp_path / "a.png", exif=exif)
-    expected = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
-    np.testing.assert_array_equal(open_image(tmp_path / "a.png"), expected)
-    assert image_size(tmp_path / "a.png") == expected.shape[:2]
+    Image.fromarray(PHOTO).save(path, exif=exif)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(path)))
+    np.testing.assert_array_equal(open_image(path), expected)
+    assert image_size(path) == expected.shape[:2]
+    is_sideways = orientation in range(5, 9)
+    assert expected.shape[:2] == (PHOTO.shape[1::-1] if is_sideways else PHOTO.shape[:2])
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,6 @@ def test_a_signal_saves_and_ends_and_what_was_learned_can_be_used(
     assert end.code == 0 and "SIGTERM" in end.out and f"--resume --run {run}" in end.out
     assert steps(run) == [2] and (run / "model.safetensors").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert "resumed at step 2" in command(train.main, "--resume", "--run", run).out
 
 
 def test_a_crop_model_is_scored_beside_rules_and_stored(runs):
@@ -113,6 +112,7 @@ def test_a_crop_model_is_scored_beside_rules_and_stored(runs):
     assert load_part(runs["outliner"], "outliner").config.size == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "flags"), [("completer", COMPLETER), ("outliner", OUTLINER)])
 def test_a_crop_model_starts_from_the_weights_of_another(part, flags, runs, tmp_path, command):
     flags = [*flags, "--init", runs[part], "--optimizer.learning-rate", "0"]
@@ -150,6 +150,7 @@ def test_a_segmenter_starts_from_a_run_and_from_an_export_alike(tiny_run, tiny_c
         assert path == other and np.array_equal(value[...], stored[...])
 
 
+@pytest.mark.slow
 def test_an_outliner_reads_the_features_of_a_published_backbone(tmp_path, command, refused):
     published = tmp_path / "tiny.safetensors"
     save_file(tiny_tensors(), published)
@@ -169,7 +170,7 @@ def test_an_outliner_reads_the_features_of_a_published_backbone(tmp_path, comman
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])
 @pytest.mark.usefixtures("steps_alone")
 def test_what_is_not_finite_ends_the_run_with_its_step_and_is_not_stored(
-    name, tiny_flags, tmp_path, refused, command, monkeypatch
+    name, tiny_flags, tmp_path, refused, monkeypatch
 ):
     add = Logs.add
 
@@ -185,10 +186,7 @@ def test_what_is_not_finite_ends_the_run_with_its_step_and_is_not_stored(
     assert f"step 3: the {name.partition('_')[0]} is not finite" in message
     assert steps(run) == [1, 2]
     assert json.loads((run / "config.json").read_text())["step"] == 2
-    # What the message says can be done.
     assert f"--init {run}" in message
-    lower = with_flags(flags, "--optimizer.learning-rate", 1e-4, "--init", run)
-    assert command(train.main, *lower, "--run", tmp_path / "new").code == 0
 
 
 def test_the_speed_leaves_out_what_is_no_training(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Instance
-from r2sm_jax.evaluation.counts import ROW, occluded_overlap, overlap as overlap_of_rows
+from r2sm_jax.evaluation.counts import ROW, occluded_overlap, overlap_of_rows
 from r2sm_jax.evaluation.decisions import area_under_curve, mask_type_scores
 from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, overlap

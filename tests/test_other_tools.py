@@ -193,6 +193,16 @@ def test_labels_of_yolo_and_back(mask, draft, command):
     assert command(main, "labels", draft, "--mask", mask, "--out", "yolo").code == 2
 
 
+def test_a_file_without_the_masks_has_no_labels(draft, refused):
+    """Empty labels would say that nothing is there."""
+    content = json.loads(draft.read_text())
+    kept = "id", "image_id", "category_id", "segmentation"
+    content["annotations"] = [{name: a[name] for name in kept} for a in content["annotations"]]
+    draft.write_text(json.dumps(content))
+    message = refused(main, "labels", draft, "--mask", "amodal", "--out", "yolo")
+    assert "it has no amodal masks" in message and not Path("yolo").exists()
+
+
 def test_two_images_never_share_a_file_of_labels(draft, refused):
     content = json.loads(draft.read_text())
     first, second = content["images"][:2]
@@ -209,6 +219,7 @@ def test_two_images_never_share_a_file_of_labels(draft, refused):
         ("0 5 5 40 5 40 40", "give shares x y of the image's size"),
         ("7 .1 .1 .5 .1 .5 .5", "class 7 is none of `names`"),
         ("0 .1 .1 x", "could not convert"),
+        ("0", "give shares x y of the image's size"),
         (None, "it has no names, or no train; give a data.yaml"),
         ("", "nowhere is no folder"),
     ],
@@ -225,6 +236,21 @@ def test_labels_that_cannot_be_read(line, said, tmp_path, refused):
         main, "convert", "yolo", tmp_path / "data.yaml", "--out", tmp_path / "out.json"
     )
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("names: {x: mug}\ntrain: images", "it has no names, or no train"),
+        ("names: [mug]\ntrain: 7", "7 is no folder"),
+        ("names: [mug]\ntrain: images\npath: [a]", "it has no names, or no train"),
+        ("- names", "it has no names, or no train"),
+    ],
+)
+def test_a_data_yaml_of_another_shape(content, said, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    Path("data.yaml").write_text(content)
+    assert said in refused(main, "convert", "yolo", "data.yaml", "--out", "out.json")
 
 
 def test_results_of_ultralytics_name_the_files_of_images(draft):

@@ -18,10 +18,10 @@ from r2sm_jax.training.outliner import (
     OUTLINER,
     OutlineTargets,
     cut_prompt_examples,
-    draw_prompt,
     negative_clicks,
     outline_losses,
     positive_clicks,
+    random_prompt,
 )
 from r2sm_jax.training.step import total_loss
 
@@ -46,7 +46,7 @@ def test_clicks_lie_on_the_object_and_beside_it(seed):
 
 def test_prompts_of_all_kinds_are_drawn_and_examples_show_what_they_mean():
     rng = np.random.default_rng(0)
-    prompts = [draw_prompt(disc(40, 60, 30, 20, 10), rng) for _ in range(200)]
+    prompts = [random_prompt(disc(40, 60, 30, 20, 10), rng) for _ in range(200)]
     assert any(len(prompt.clicks) > 1 for prompt in prompts)
     assert any(not click.is_positive for prompt in prompts for click in prompt.clicks)
     # A prompt without a box has a positive click, or nothing would say what is meant.

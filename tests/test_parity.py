@@ -85,13 +85,13 @@ def our_tokens(model_type: str, folder: Path, x: np.ndarray) -> np.ndarray:
 
 # The published size, and smaller and larger ones, to which positions are interpolated.
 SIDES = {
-    "sam": (80, 48, 112, 192),
+    "sam": (80, 48, 192),
     "dinov2": (48, 36, 84),
-    "dinov2_with_registers": (48, 36, 84),
+    "dinov2_with_registers": (84,),
     "clip_vision_model": (48,),
     "siglip_vision_model": (48,),
-    "clip": (48, 36, 84),
-    "siglip": (48, 36, 84),
+    "clip": (36,),
+    "siglip": (84,),
 }
 
 
@@ -292,7 +292,6 @@ CASES = [
     # Half-precision weights stay so, and compute in float32.
     ("bert", "AutoModel", "float16"),
     ("llama", "AutoModel", "bfloat16"),
-    ("qwen3", "AutoModel", "bfloat16"),
 ]
 
 

@@ -79,14 +79,6 @@ def test_json_prints_one_object_and_writes_nothing(photo, tmp_path, command, mon
     assert list(instance) == ["score", "mask", "modal", "amodal"] and instance["score"] > 0.5
 
 
-@pytest.mark.parametrize("mask_type", ["modal", "amodal"])
-def test_the_mask_type_can_be_forced(mask_type, photo, command):
-    end = command(main, "RUN", photo, QUERY, "--mask-type", mask_type, "--json")
-    answer = json.loads(end.out)
-    assert answer["mask_type"] == mask_type and answer["mask"] == answer[mask_type]
-    assert all(instance["mask"] == instance[mask_type] for instance in answer["instances"])
-
-
 def test_a_probability_within_the_margin_is_undecided(photo, tmp_path, command):
     undecided = json.loads(command(main, "RUN", photo, QUERY, "--json", "--abstain", "0.5").out)
     decided = json.loads(command(main, "RUN", photo, QUERY, "--json", "--abstain", "0").out)
@@ -139,15 +131,6 @@ def test_file_names_of_any_sentence_are_possible():
         assert not set(name) & set("/\\:. ") and 0 < len(name.encode()) < 200
 
 
-def test_the_summary_is_one_line(photo, tmp_path, command, stub):
-    end = command(main, "RUN", photo, QUERY, "--out", tmp_path)
-    summary, wrote = end.out.splitlines()
-    assert summary.startswith(f'amodal: "{QUERY}", ') and wrote == f"wrote {tmp_path}"
-    assert ", unsure" not in summary
-    stub.predicted_iou = 0.2
-    assert ", unsure" in command(main, "RUN", photo, QUERY, "--out", tmp_path / "unsure").out
-
-
 @pytest.fixture
 def places(stub, tmp_path, monkeypatch) -> np.ndarray:
     """A mask in files of the folder that the command runs in, for a stub that completes nothing."""
@@ -156,7 +139,6 @@ def places(stub, tmp_path, monkeypatch) -> np.ndarray:
     mask = np.zeros((HEIGHT, WIDTH), bool)
     mask[10:40, 10:30] = True
     Image.fromarray(mask).save("mug.png")
-    Path("mug.json").write_text(json.dumps({"segmentation": masks.encode(mask)}))
     Image.fromarray(mask[:30]).save("small.png")
     Image.fromarray(mask & ~mask).save("empty.png")
     Path("bad.json").write_text(json.dumps([masks.encode(mask), masks.encode(mask[:30])]))
@@ -167,7 +149,6 @@ def places(stub, tmp_path, monkeypatch) -> np.ndarray:
     "flags",
     [
         ["--mask", "mug.png"],
-        ["--mask", "mug.json"],
         ["--box", "10", "10", "30", "40"],
     ],
 )
@@ -180,26 +161,17 @@ def test_the_object_of_a_mask_or_a_box_is_meant(flags, places, photo, command):
         assert answer["mask_type"] == ("amodal" if query else "modal")
 
 
-def test_others_are_the_masks_of_a_picture_or_of_a_list(places, photo, command, stub):
+def test_others_are_the_masks_of_a_picture_or_of_a_file(places, photo, command, stub):
     box = np.zeros_like(places)
     box[20:50, 30:60] = True
     Image.fromarray(places | box).save("others.png")
-    rles = [masks.encode(places), {"segmentation": masks.encode(box)}]
-    Path("others.json").write_text(json.dumps(rles))
     Path("polygon.json").write_text(json.dumps([[30, 20, 60, 20, 60, 50, 30, 50]]))
-    for file, expected in (("others.png", places | box), ("others.json", places | box)):
-        end = command(main, "RUN", photo, "--mask", "mug.png", "--others", file, "--overwrite")
-        assert end.code == 0, end.err
-        np.testing.assert_array_equal(stub.parts.completer.others, expected)
+    end = command(main, "RUN", photo, "--mask", "mug.png", "--others", "others.png")
+    assert end.code == 0, end.err
+    np.testing.assert_array_equal(stub.parts.completer.others, places | box)
     flags = "--box", "10", "10", "30", "40", "--others", "polygon.json", "--overwrite"
     assert command(main, "RUN", photo, *flags).code == 0
     np.testing.assert_array_equal(stub.parts.completer.others, box)
-
-
-def test_an_inverted_mask_is_wondered_at(places, photo, command):
-    Image.fromarray(~places).save("inverted.png")
-    with pytest.warns(match="are black and white inverted"):
-        assert command(main, "RUN", photo, "--mask", "inverted.png").code == 0
 
 
 def test_points_say_what_is_meant_and_what_is_not(places, photo, command, stub, monkeypatch):

@@ -12,7 +12,7 @@ from r2sm_jax import export
 from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.export import export as write_export, push
 from r2sm_jax.inference.load import load
-from r2sm_jax.inference.model_folder import check_files
+from r2sm_jax.inference.model_folder import verify_files
 
 
 class Hub:
@@ -62,7 +62,7 @@ def test_what_is_pushed_is_a_whole_export(tiny_run, tmp_path, hub, command):
     assert end.code == 0 and "https://huggingface.co/me/mugs" in end.out
 
     pushed = hub.folder / "me" / "mugs"
-    check_files(pushed)
+    verify_files(pushed)
     assert not (pushed / "notes.txt").exists()
     # The head of the card, as the hub reads it.
     data = ModelCard.load(pushed / "README.md").data.to_dict()
@@ -73,7 +73,7 @@ def test_what_is_pushed_is_a_whole_export(tiny_run, tmp_path, hub, command):
     (pushed / "demo.ipynb").write_text("{}")
     write_export(load(tiny_run), out, compact=True)
     push(out, "hf:me/mugs")
-    check_files(pushed)
+    verify_files(pushed)
     assert (pushed / "demo.ipynb").exists() and not (pushed / "model.stablehlo").exists()
 
 
@@ -92,4 +92,4 @@ def test_refusals(tiny_run, tmp_path, hub, refused):
     message = refused(export.main, tiny_run, "--out", out, "--push", "me/mugs")
     # The export is there to be pushed later.
     assert "no route" in message and str(out) in message
-    check_files(out)
+    verify_files(out)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -236,6 +237,47 @@ def test_reasoning_does_not_name_the_class(split):
                 for noun in (*CLASSES[name].nouns, *CLASSES[name].held_out_nouns):
                     assert not has_words(query.text, noun), query.text
     assert count > 50
+
+
+@pytest.mark.parametrize("split", ["train", "val_phrasing"])
+def test_of_several_on_a_photo_those_that_are_counted_are_meant(split):
+    """Both of two that stand at one place, and nothing else, have no number from the left."""
+    objects = [make_object(k, "dog", x) for k, x in enumerate((0, 40, 80, 81, 300), start=1)]
+    objects.append(make_object(6, "bench", 20))
+    number = {"second": 2, "third": 3}
+    seen = set()
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        for query in write_queries(objects, rng=rng, count=8, split=split, of_photo=True):
+            counted = re.search(r"(second|third) .* from the (left|right)", query.text.lower())
+            if counted and len(query.instance_ids) == 1:
+                seen.add(counted.groups())
+                place = number[counted[1]] if counted[2] == "left" else 6 - number[counted[1]]
+                assert query.instance_ids == (place,), query.text
+                assert place == 2
+    assert seen == {("second", "left")}
+
+
+def test_half_of_the_phrases_about_a_photo_choose_among_things_of_a_kind():
+    objects = [make_object(k, "cat", 40 * k) for k in (1, 2)]
+    objects += [make_object(k, name, 40 * k) for k, name in enumerate(PHOTO_NAMES[:4], start=3)]
+    shares = {}
+    for of_photo in (False, True):
+        rng = np.random.default_rng(0)
+        queries = write_queries(objects, rng=rng, count=60, of_photo=of_photo)
+        shares[of_photo] = np.mean([len({1, 2} & {*q.instance_ids}) == 1 for q in queries])
+    assert shares[True] > 0.4 > shares[False]
+
+
+def test_the_colour_of_a_person_is_that_of_the_clothes():
+    people = [replace(make_object(1, "person"), colour="red"), make_object(2, "dog", 40)]
+    texts = [
+        query.text.lower()
+        for seed in range(20)
+        for query in write_queries(people, rng=np.random.default_rng(seed), count=8, of_photo=True)
+    ]
+    with_colour = [text for text in texts if "red" in text.split()]
+    assert with_colour and all(re.search(r"(in|wearing) red", text) for text in with_colour)
 
 
 def test_shared_names_are_not_used_alone():

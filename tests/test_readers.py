@@ -416,7 +416,7 @@ def spoilt(name: str) -> Any:
     """A file of the table below."""
     content = load("cocoa-cls.json")
     annotations = content["annotations"]
-    empty, whole = masks.encode(FRONT & ~FRONT), masks.encode(np.ones(SIZE, bool))
+    empty = masks.encode(FRONT & ~FRONT)
     match name:
         case "unknown":
             content["annotations"] = [{"id": 1, "image_id": 7, "category_id": 44, "mask": []}]
@@ -427,14 +427,10 @@ def spoilt(name: str) -> Any:
                 annotation |= {"visible_mask": annotation["segmentation"], "segmentation": visible}
         case "unseen":
             return doubled(content, visible_mask=lambda _: empty)
-        case "inverted":
-            return doubled(content, segmentation=lambda _: whole, visible_mask=lambda _: whole)
         case "hidden":
             hidden = masks.encode(BACK & FRONT)
             annotations[:] = annotations[1:]
             return doubled(content, visible_mask=lambda _: hidden)
-        case "turned":
-            return doubled(content, bbox=lambda _: [25, 1, 3, 18])
         case "list":
             return [1]
         case "outside":
@@ -461,9 +457,7 @@ REFUSALS = [
     ("muva cocoa-cls.json --amodal-field full", "--amodal-field"),
     ("cocoa-cls exchanged.json", "larger than their complete masks"),
     ("cocoa-cls unseen.json", "have no pixel"),
-    ("cocoa-cls inverted.json", "inverted"),
     ("cocoa-cls hidden.json", "occlude_rate says is hidden"),
-    ("cocoa-cls turned.json", "bboxes contradict their masks"),
     ("cocoa-cls outside.json", "leads out of the image folder"),
     ("cocoa-cls larger.json", "24 x 34 reaches out; use --oversize crop"),
     ("cocoa-cls nameless.json", "'id' is missing"),

@@ -12,7 +12,7 @@ from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.load import UNIT
-from r2sm_jax.inference.model_folder import CARD, RELEASED, WEIGHTS, check_files, read_stored
+from r2sm_jax.inference.model_folder import CARD, RELEASED, WEIGHTS, read_stored, verify_files
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import abstract_model
 
@@ -26,7 +26,7 @@ def config() -> Config:
 
 
 def test_it_is_small_and_complete_and_has_a_card() -> None:
-    check_files(FOLDER)
+    verify_files(FOLDER)
     assert sum(file.stat().st_size for file in FOLDER.rglob("*")) <= 22_000_000
     card = (FOLDER / CARD).read_text()
     for heading in ("## Figures", "## Training data", "## Limits", "## Licences"):

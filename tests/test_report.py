@@ -17,7 +17,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, write_records
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.compare import compare_reports
-from r2sm_jax.evaluation.counts import overlap, read_tables
+from r2sm_jax.evaluation.counts import overlap_of_rows, read_tables
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.page import (
     example_rows,
@@ -125,7 +125,7 @@ def test_a_report_is_written_in_four_forms(scored, tmp_path):
 
 def test_examples_are_the_best_and_the_worst_answers(scored):
     results = scored["a"]
-    iou = lisa_iou(overlap(results.rows))
+    iou = lisa_iou(overlap_of_rows(results.rows))
     examples = select_examples(results)
     ious = {title: sorted(iou[chosen].tolist()) for title, chosen in examples.items()}
     assert ious["Worst"] == sorted(iou)[:4] and ious["Best"] == sorted(iou)[-4:]

@@ -111,13 +111,6 @@ def test_rates_by_hand(tmp_path):
         np.testing.assert_allclose(summary.hidden_shares, rates)
 
 
-def test_scenes(report):
-    splits = report("scenes", "--scenes", 3)
-    assert list(splits) == ["train", "val", "val_phrasing", "val_hard", "dev"]
-    figures = splits["val_hard"]
-    assert figures["queries_against_keyword_rule"] == figures["all_queries"] == 24
-
-
 def test_splits_of_a_folder_and_of_a_file(tmp_path, report):
     path = dataset(tmp_path / "a" / "train.json")
     dataset(tmp_path / "a" / "val.json", images=images(1), annotations=[], queries=[])
@@ -145,6 +138,7 @@ def test_files_are_written(tmp_path, command, refused):
     [
         ("json:", "data source"),
         ("json:gone.json", "gone.json"),
+        ("scenes --scenes -1", "-1 pictures cannot be made"),
         ("json:d/tiny.json --splits test", "test"),
         ("json:damaged.json", "annotation 2: its visible_mask"),
     ],

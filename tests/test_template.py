@@ -9,7 +9,7 @@ from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, s
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.synthetic.queries.nouns import display_name, same_class, says_name
+from r2sm_jax.synthetic.queries.nouns import absent_names, display_name, same_class, says_name
 from r2sm_jax.synthetic.scenes.scene import describe_objects
 from r2sm_jax.tools.queries import find_background, template
 
@@ -47,6 +47,13 @@ def test_display_names(name, shown):
 )
 def test_class_names_in_a_text(name, text, says):
     assert says_name(text, name) is says
+
+
+def test_a_class_of_which_a_present_one_may_be_is_not_absent():
+    names = ["lamp", "Lamps", "cup", "coffee cup", "dog"]
+    assert absent_names(names, {"lamps"}) == ["cup", "coffee cup", "dog"]
+    assert absent_names(names, {"Coffee Cup", "lamp"}) == ["dog"]
+    assert absent_names(names, {"cup"}) == ["lamp", "Lamps", "dog"]
 
 
 # Template queries

@@ -49,6 +49,18 @@ def test_samples_come_back_as_they_were(built):
     assert sorted(fingerprints) == sorted(expected.fingerprints())
 
 
+@pytest.mark.parametrize("fault", ["missing", "cut"])
+def test_a_damaged_shard_is_told_when_it_is_opened(fault, built, tmp_path):
+    _, folder = built
+    shutil.copytree(folder, tmp_path / "copy")
+    (shard,) = tmp_path.rglob("*val.array_record*")
+    shard.write_bytes(shard.read_bytes()[:1000])
+    if fault == "missing":
+        shard.unlink()
+    with pytest.raises(InputError, match="cannot read the TFDS data set"):
+        open_split(DataConfig(f"tfds:{tmp_path / 'copy'}"), "val")
+
+
 def test_errors(built, tmp_path):
     _, folder = built
     with pytest.raises(InputError, match="no split 'test'; the data set has"):

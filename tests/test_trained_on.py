@@ -58,17 +58,17 @@ def test_a_composed_picture_is_known_by_its_photo_and_a_drawn_one_not(tmp_path):
     assert open_split(DataConfig(), "train", count=2).fingerprints() == ["", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_a_report_marks_what_a_run_or_the_run_before_it_was_trained_on(
     tmp_path, tiny_flags, command
 ):
     file = write_photos(tmp_path / "photos")
-    flags = with_flags(tiny_flags, "--train.steps", 1)
     first, second = tmp_path / "first", tmp_path / "second"
     photos = ["--data.source", f"compose:{file}", "--train.report-samples", 8]
-    end = command(train.main, *with_flags(flags, *photos), "--run", first)
+    end = command(train.main, *with_flags(tiny_flags, *photos), "--run", first)
     assert end.code == 0, end.err
-    end = command(train.main, *flags, "--init", first, "--run", second)
+    end = command(train.main, *tiny_flags, "--init", first, "--run", second)
     assert end.code == 0, end.err
     known = read_trained_on(second)
     assert known and known == read_trained_on(first)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from r2sm_jax import train
 from r2sm_jax.data import masks
-from r2sm_jax.data.contradictions import Contradiction, compare, find_pictures_in_both
+from r2sm_jax.data.contradictions import Contradiction, compare_records
 from r2sm_jax.data.dataset import read_json, write_records
 from r2sm_jax.data.validation import is_text, parse, problems
 from r2sm_jax.errors import InputError
@@ -69,7 +69,7 @@ def find_problems(records: dict) -> list[str]:
 
 
 def find_contradictions(records: dict) -> list[Contradiction]:
-    return list(compare(parse(Path("x.json"), json.dumps(records).encode())))
+    return list(compare_records(parse(Path("x.json"), json.dumps(records).encode())))
 
 
 SMALL = masks.encode(np.ones((5, 5), bool))
@@ -135,15 +135,6 @@ def test_faults_are_named(tmp_path, sentence):
         write_records(tmp_path / "again.json", records)
     assert not (tmp_path / "again.json").exists()
     assert any(re.search(sentence, problem) for problem in find_problems(records))
-
-
-def test_all_problems_are_listed():
-    records = make_records([polygon(*box) for box in BOXES])
-    records["annotations"][0]["image_id"] = "x"
-    records["annotations"][1]["image_id"] = 3
-    records["annotations"][3]["segmentation"] = None
-    found = [problem.partition(":")[0] for problem in find_problems(records)]
-    assert found == ["annotation 1", "annotation 2", "annotation 4"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "\xff\xfe{", "[" * 100_000])
@@ -264,13 +255,6 @@ def test_polygons_outside_of_their_image():
     (contradiction,) = find_contradictions(records)
     assert (contradiction.count, contradiction.compared) == (3, 4)
     assert "no pixel" in str(contradiction)
-
-
-def test_pictures_in_both():
-    assert find_pictures_in_both(["a.jpg"], ["b.jpg"]) is None
-    shared = find_pictures_in_both(["a b.jpg", "c.jpg", "d.jpg"], ["./a b.jpg", "e.jpg"])
-    assert shared is not None and (shared.count, shared.compared) == (1, 3)
-    assert "a b.jpg" in str(shared)
 
 
 def test_training_names_the_splits_that_share_its_pictures(tmp_path, capsys):

@@ -155,7 +155,9 @@ class MaskComparison:
                     yield found
 
 
-def check(source: Path | str, contradictions: Iterable[Contradiction]) -> list[Contradiction]:
+def refuse_systematic(
+    source: Path | str, contradictions: Iterable[Contradiction]
+) -> list[Contradiction]:
     """Raises InputError for the first contradiction of most records. Returns the others."""
     found = list(contradictions)
     for contradiction in found:
@@ -188,7 +190,7 @@ def _box_matches(stated: np.ndarray, mask_box: np.ndarray) -> bool:
     return any(np.abs(given - of_mask).max() <= tolerance for given in (corners, stated))
 
 
-def compare(file: File, most: int | None = None) -> Iterator[Contradiction]:
+def compare_records(file: File, most: int | None = None) -> Iterator[Contradiction]:
     """Compares what the records of a dataset file state twice.
 
     `most` annotations are compared, evenly spread over the file; None = all. Masks that cannot be

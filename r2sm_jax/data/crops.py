@@ -53,8 +53,8 @@ class CropWindow:
         share of each pixel, 0 to 255.
         """
         height, width = pixels.shape[:2]
-        columns = _Part.of_image(self.x, width, self.side, size)
-        rows = _Part.of_image(self.y, height, self.side, size)
+        columns = _Reach.of_image(self.x, width, self.side, size)
+        rows = _Reach.of_image(self.y, height, self.side, size)
         crop = np.zeros((size, size, *pixels.shape[2:]), np.uint8)
         if rows.is_empty or columns.is_empty:
             return crop
@@ -87,21 +87,19 @@ class CropWindow:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The pixels of a crop, along one axis, that see the image, and the window's that they read."""
+class _Reach:
+    """Along one axis: pixels `first` to `last` of a crop see the image. They read `length` pixels
+    of the window from `low` on, among which they reach from `start` to `end`."""
 
     first: int
     last: int
     low: int
-    """First pixel of the window that is read."""
     length: int
-    """How many are."""
     start: float
-    """Where the crop's pixels begin and end among them."""
     end: float
 
     @classmethod
-    def of_image(cls, start: int, length: int, side: int, size: int) -> "_Part":
+    def of_image(cls, start: int, length: int, side: int, size: int) -> "_Reach":
         """`start`: of a window of `side` pixels in an image of `length`; `size`: of the crop."""
         scale = side / size
         # A pixel of the crop reads up to one of its own, or of the image, beyond its edges.

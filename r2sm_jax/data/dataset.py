@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from r2sm_jax.data import contradictions, masks
-from r2sm_jax.data.contradictions import NUM_COMPARED_ON_READING, compare
+from r2sm_jax.data.contradictions import NUM_COMPARED_ON_READING, compare_records
 from r2sm_jax.data.images import (
     check_files,
     find_image,
@@ -31,11 +31,11 @@ from r2sm_jax.data.images import (
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.validation import (
     COMPLETED_BY,
-    MASKS,
+    MASK_FIELDS,
     Annotation,
     File,
-    Image,
-    Query as QueryRecord,
+    ImageRecord,
+    QueryRecord,
     parse,
 )
 from r2sm_jax.errors import InputError, atomic_write, read_bytes
@@ -237,7 +237,7 @@ class Dataset(Source):
         self.path = path
         self.sha256 = sha256
         self.file = file
-        self.images: Sequence[Image] = file.images
+        self.images: Sequence[ImageRecord] = file.images
         self._images_dir = images_dir
         self._image_dirs = image_folders(path, images_dir)
         self._annotations: dict[int, list[Annotation]] = defaultdict(list)
@@ -297,10 +297,12 @@ class Dataset(Source):
         """
         return open_annotated(self.image_path(index), self.size_at(index), str(self.path))
 
-    def check_images(self) -> None:
-        """Raises InputError, which names the first, if files of images are missing or empty."""
-        names = [image.file_name for image in self.images]
-        check_files(self._image_dirs, names, self.path)
+    def check_whole(self) -> None:
+        """Raises InputError if files of images or masks cannot be used."""
+        sizes = {image.file_name: (image.height, image.width) for image in self.images}
+        check_files(self._image_dirs, sizes, self.path)
+        for index in range(len(self)):
+            self.truth_at(index)
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
@@ -405,7 +407,7 @@ def _parse_once(
     """The splits of one file share its records: those of COCO's size take seconds and gigabytes."""
     content = read_bytes(path)
     file = parse(path, content)
-    contradictions.check(path, compare(file, NUM_COMPARED_ON_READING))
+    contradictions.refuse_systematic(path, compare_records(file, NUM_COMPARED_ON_READING))
     return Dataset(path, file, images_dir, hashlib.sha256(content).hexdigest())
 
 
@@ -589,11 +591,11 @@ def draw_polygons(record: dict[str, Any], size: tuple[int, int]) -> None:
     if record["iscrowd"]:
         return
     stated = record.get(COMPLETED_BY)
-    drawn = {name: masks.as_polygons(record[name]) for name in MASKS if record.get(name)}
+    drawn = {name: masks.as_polygons(record[name]) for name in MASK_FIELDS if record.get(name)}
     amodal = record["segmentation"]
     if isinstance(stated, dict) and amodal and stated["segmentation"] == masks.digest(amodal):
         # It is the machine's, and so are the polygons.
-        amodal, modal = (masks.compressed(drawn[name], *size) for name in MASKS)
+        amodal, modal = (masks.compressed(drawn[name], *size) for name in MASK_FIELDS)
         both = masks.merge([amodal, modal], *size)
         record[COMPLETED_BY] = completed_by(stated["model"], modal, both)
     record |= drawn

@@ -4,8 +4,9 @@ import base64
 import hashlib
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from io import BytesIO
 from os import PathLike
 from os.path import isfile
@@ -16,6 +17,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from r2sm_jax.errors import InputError
+from r2sm_jax.progress import show_progress
 
 MAX_MEGAPIXELS = 50
 """Larger images are refused. That is judged from the header, before they are decoded."""
@@ -23,15 +25,19 @@ MAX_MEGAPIXELS = 50
 # of all threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 ORIENTATION = 0x0112
-"""The EXIF tag that says how an image is turned; from 5 on, height and width are exchanged."""
+"""The EXIF tag that says how an image is turned; from 5 to 8 height and width are exchanged."""
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
 IMAGE_SUFFIXES = (*JPEG_SUFFIXES, ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
 """Files of a folder with other names are no images."""
 NUM_HASHED = 4096
 """Bytes of an image file that are hashed. Those in its middle differ from image to image, and those
 of 118,000 images are read in seconds."""
+ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
+"""Of JPEG and PNG: how a file begins, and what it has near its end."""
 NUM_NAMED = 3
-"""Names of missing files that a message has."""
+"""Files that cannot be used of which a message says why."""
+NUM_KNOWN = 1 << 18
+"""Files that are not looked at again, since another split of a run has them, too."""
 UNICODE_FORMS = ("NFC", "NFD")
 """Composed and decomposed accents: macOS writes the second."""
 
@@ -56,7 +62,7 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
         raise InputError(
             f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}"
         )
-    _check_size(name, array.shape[1], array.shape[0])
+    _refuse_size(name, array.shape[1], array.shape[0])
     return array.copy()
 
 
@@ -101,16 +107,17 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
     """
     with _opened(path) as image:
         width, height = image.size
-        is_sideways = image.getexif().get(ORIENTATION, 1) >= 5
+        # Pillow gives the size of a TIFF file as it is upright.
+        is_sideways = image.format != "TIFF" and image.getexif().get(ORIENTATION) in range(5, 9)
         return (width, height) if is_sideways else (height, width)
 
 
-def frames(image: ImageFile, name: str = "the image") -> int:
+def frames(image: ImageFile) -> int:
     """The number of frames of an animation, or of pages of a document; 1 for a plain image.
 
     `open_image` takes the first. Raises InputError like `open_image`.
     """
-    with _opened(image, name) as opened:
+    with _opened(image) as opened:
         # Cameras put previews into MPO.
         return 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
 
@@ -169,24 +176,41 @@ def locate_image(folders: Sequence[Path], file_name: str, source: Path) -> Path:
     return path
 
 
-def check_files(folders: Sequence[Path], file_names: Sequence[str], source: Path) -> None:
-    """Looks at the file of each image that `source` lists, without opening it.
+def check_files(
+    folders: Sequence[Path], sizes: Mapping[str, tuple[int, int]], source: Path
+) -> None:
+    """Looks at each image file that `source` lists with its height and width: it is there, whole,
+    and of this size.
 
-    Raises InputError, which names the first of them, where files are missing or empty.
+    Raises InputError, which names the first of those that are not.
     """
-    missing = []
-    for name in file_names:
-        path = find_image(folders, name)
-        if path is None or not path.stat().st_size:
-            missing.append(name)
-    if missing:
-        dots = ", ..." if len(missing) > NUM_NAMED else ""
+    faults = []
+    with show_progress(f"looking at the images of {source.name}", len(sizes)) as advance:
+        for name, size in sizes.items():
+            advance(1)
+            try:
+                path = locate_image(folders, name, source)
+                _check_whole(path, size, str(source), path.stat().st_mtime_ns)
+            except InputError as error:
+                faults.append(str(error))
+    if faults:
         raise InputError(
-            f"{source}: {len(missing)} of {len(file_names)} images are not in "
-            f"{' or '.join(map(str, folders))}, or are empty files: "
-            f"{', '.join(missing[:NUM_NAMED])}{dots}; give their folder with --images DIR, in "
-            "training with --data.images DIR, or take their records out"
+            f"{source}: {len(faults)} of {len(sizes)} images cannot be used; put them right, or "
+            f"take their records out: {'; '.join(faults[:NUM_NAMED])}"
         )
+
+
+@lru_cache(maxsize=NUM_KNOWN)
+def _check_whole(path: Path, size: tuple[int, int], source: str, changed: int) -> None:
+    """Raises InputError for an image that is cut, or of another size. Unlike others, JPEG and PNG
+    need no decoding for that. `changed`: when it was written."""
+    check_stated_size(path, image_size(path), size, source)
+    with path.open("rb", 0) as file:
+        end = ENDS.get(file.read(2))
+        file.seek(max(0, file.seek(0, 2) - NUM_HASHED))
+        is_whole = end is not None and end in file.read()
+    if not is_whole:
+        open_image(path)
 
 
 def _file_in(folder: Path, name: PurePosixPath) -> Path | None:
@@ -271,7 +295,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         else:
             context = Image.open(BytesIO(image) if isinstance(image, bytes) else image)
         with context as opened:
-            _check_size(name, *opened.size)
+            _refuse_size(name, *opened.size)
             yield opened
     except InputError:
         raise
@@ -285,7 +309,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         raise InputError(f"{name}: the image cannot be read ({reason}); check the file") from error
 
 
-def _check_size(name: str, width: int, height: int) -> None:
+def _refuse_size(name: str, width: int, height: int) -> None:
     """Raises InputError for an image without pixels, or with too many."""
     if not 0 < width * height <= MAX_MEGAPIXELS * 1_000_000:
         fault = f"has no pixels or more than {MAX_MEGAPIXELS} megapixels"

@@ -153,14 +153,14 @@ class Letterbox:
 def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, Any]:
     """The cells that pixels `start` to before `stop` reach along one axis, and their overlaps.
 
-    The overlaps are those of `_overlaps`, for these cells and pixels.
+    The overlaps are those of `_cell_shares`, for these cells and pixels.
     """
     reached = slice(int(start * cells / frame), ceil(stop * cells / frame))
-    return reached, _overlaps(side, frame, cells)[reached, start:stop]
+    return reached, _cell_shares(side, frame, cells)[reached, start:stop]
 
 
 @lru_cache(maxsize=256)
-def _overlaps(pixels: int, frame: float, cells: int) -> Any:
+def _cell_shares(pixels: int, frame: float, cells: int) -> Any:
     """The share of each cell that each pixel takes along one axis, sparse `[cells pixels]`.
 
     `frame` is the length of all cells together in pixels, at least `pixels`.

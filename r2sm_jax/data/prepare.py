@@ -80,14 +80,14 @@ def prepare(
         "is_known": np.array(is_known, bool).reshape(-1, 2),
         "labels": labels,
         "boxes": boxes.reshape(-1, 4) / max(height, width),
-        "pixel_weight": _pool_pixels(letterbox, mask_size, ignored),
+        "pixel_weight": _pixel_weight(letterbox, mask_size, ignored),
         "query_instances": np.array(query_instances, bool).reshape(len(queries), len(ids)),
         "is_amodal": np.array([query.mask_type == "amodal" for query in queries], bool),
         "texts": tuple(query.text for query in queries),
     }
 
 
-def _pool_pixels(
+def _pixel_weight(
     letterbox: Letterbox, mask_size: int, ignored: Sequence[np.ndarray]
 ) -> UInt8[np.ndarray, "s s"]:
     """How much of each cell counts, 0..255: no padding, and none of the `ignored` masks."""
@@ -99,7 +99,7 @@ def _pool_pixels(
 
 @lru_cache(maxsize=64)
 def _pool_all_pixels(letterbox: Letterbox, mask_size: int) -> UInt8[np.ndarray, "s s"]:
-    """`_pool_pixels` of an image without ignored regions, which photos of one size share."""
+    """`_pixel_weight` of an image without ignored regions, which photos of one size share."""
     everything = np.ones((letterbox.height, letterbox.width), bool)
     cells = letterbox.coverage(everything, mask_size)
     cells.setflags(write=False)

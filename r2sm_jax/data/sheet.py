@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import atomic_write
 from r2sm_jax.query import MaskType
 
@@ -22,7 +23,6 @@ OCCLUDED = (240, 132, 22)
 BLANK = (244, 245, 246)
 """The colour of an image that is missing."""
 
-Mask = Bool[np.ndarray, "H W"]
 Picture = UInt8[np.ndarray, "_H _W 3"]
 
 CELL = 464

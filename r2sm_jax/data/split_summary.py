@@ -9,7 +9,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.contradictions import check, find_shared_files
+from r2sm_jax.data.contradictions import find_shared_files, refuse_systematic
 from r2sm_jax.data.dataset import ImageTruth, Source
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError
@@ -224,7 +224,7 @@ def review(source: Path | str, truths: Sequence[ImageTruth], collector: Collecto
     """
     shared = find_shared_files([truth.file_name for truth in truths])
     summary = summarize(truths)
-    for sentence in (*map(str, check(source, shared)), *summary.doubles()):
+    for sentence in (*map(str, refuse_systematic(source, shared)), *summary.doubles()):
         collector.note(str(source), sentence)
     return summary
 

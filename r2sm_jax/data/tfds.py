@@ -157,6 +157,9 @@ class TfdsSource(Source):
         self._source: Any = builder.as_data_source(
             stored, decoders={"image": tfds.decode.SkipDecoding()}
         )
+        # A shard that is cut or missing is told now, not when training reaches it.
+        for end in np.cumsum(builder.info.splits[stored].shard_lengths):
+            self._record(int(end) - 1)
         # The records of this split, by their number in the stored one.
         self._indices: Sequence[int] = range(len(self._source))
         if held_out:

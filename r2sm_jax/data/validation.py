@@ -16,7 +16,7 @@ from r2sm_jax.data.images import leads_outside
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, paused_collection
 
-MASKS = ("segmentation", "visible_mask")
+MASK_FIELDS = ("segmentation", "visible_mask")
 """The fields of an annotation that hold the complete and the visible mask."""
 OTHER_MASKS = ("visible_segm", "inmodal_seg", "i_segmentation", "i_segm")
 """Fields of the visible mask in the files of others (data/readers/listing.py)."""
@@ -31,7 +31,7 @@ RESERVED = ("category", "box", "hidden")
 Side = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Image(msgspec.Struct, gc=False):
+class ImageRecord(msgspec.Struct, gc=False):
     id: int
     file_name: str
     height: Side
@@ -67,9 +67,9 @@ class Annotation(msgspec.Struct, gc=False):
         self,
         size: tuple[int, int],
         crop: bool = False,
-        names: Sequence[str] = MASKS,
+        names: Sequence[str] = MASK_FIELDS,
     ) -> tuple[RLE | None, RLE | None]:
-        """Decodes both `MASKS` of an image of this size; None for one that is not given.
+        """Decodes both `MASK_FIELDS` of an image of this size; None for one that is not given.
 
         `crop` cuts RLEs that are larger than the image, as some of D2SA's. Raises ValueError for a
         damaged one, by the name that it has in its file.
@@ -115,7 +115,7 @@ def _read_rle(mask: Any, size: tuple[int, int], crop: bool) -> RLE | None:
     return masks.compressed(mask, *size)
 
 
-class Query(msgspec.Struct, gc=False):
+class QueryRecord(msgspec.Struct, gc=False):
     id: int
     image_id: int
     text: str
@@ -128,18 +128,18 @@ class Query(msgspec.Struct, gc=False):
 class File(msgspec.Struct):
     """A dataset file."""
 
-    images: list[Image]
+    images: list[ImageRecord]
     annotations: list[Annotation]
     categories: list[Category]
-    queries: list[Query]
+    queries: list[QueryRecord]
     info: Any = None
 
 
 LISTS = {
-    "images": (Image, "image"),
+    "images": (ImageRecord, "image"),
     "annotations": (Annotation, "annotation"),
     "categories": (Category, "category"),
-    "queries": (Query, "query"),
+    "queries": (QueryRecord, "query"),
 }
 """The lists of a dataset file: the type of their records, and what one of them is called."""
 
@@ -257,7 +257,7 @@ def _faults(file: File) -> Iterator[str]:
                 yield f"{name} {record.id}: {what}"
 
 
-def _image_faults(image: Image) -> Iterator[str]:
+def _image_faults(image: ImageRecord) -> Iterator[str]:
     name = image.file_name
     if not is_text(name) or leads_outside(name):
         yield f"file_name {name!r} is no path inside the image folder"
@@ -271,7 +271,7 @@ def _category_faults(category: Category) -> Iterator[str]:
 
 
 def _annotation_faults(
-    annotation: Annotation, images: Mapping[int, Image], categories: set[int]
+    annotation: Annotation, images: Mapping[int, ImageRecord], categories: set[int]
 ) -> Iterator[str]:
     image = images.get(annotation.image_id)
     if image is None:
@@ -279,7 +279,7 @@ def _annotation_faults(
     if annotation.category_id not in categories:
         yield f"category_id {annotation.category_id} is no category of this file"
 
-    given = [field for field in MASKS if bytes(getattr(annotation, field)) != b"null"]
+    given = [field for field in MASK_FIELDS if bytes(getattr(annotation, field)) != b"null"]
     if not given:
         yield "it has neither segmentation nor visible_mask"
     for field in OTHER_MASKS:
@@ -306,7 +306,7 @@ def value_faults(annotation: Annotation) -> Iterator[str]:
         yield "its visible_mask is lost; put it back: data convert corrected FILE --over DRAFT"
 
 
-def _mask_fault(mask: msgspec.Raw, image: Image | None) -> str:
+def _mask_fault(mask: msgspec.Raw, image: ImageRecord | None) -> str:
     """What is wrong with a mask that is not decoded: with its size, or its type; "" if nothing."""
     content = bytes(mask)
     if content[:1] == b"{":
@@ -322,7 +322,7 @@ def _mask_fault(mask: msgspec.Raw, image: Image | None) -> str:
 
 
 def _query_faults(
-    query: Query, images: Mapping[int, Image], places: Mapping[int, int]
+    query: QueryRecord, images: Mapping[int, ImageRecord], places: Mapping[int, int]
 ) -> Iterator[str]:
     if query.image_id not in images:
         yield f"image_id {query.image_id} is no image of this file"

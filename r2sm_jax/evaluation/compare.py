@@ -35,7 +35,7 @@ def compare_reports(folders: Sequence[Path]) -> dict[str, Any]:
     shared = [split for split in hashes[0] if len({of.get(split) for of in hashes}) == 1]
     if not shared:
         raise InputError("--compare: no split of the reports has the same data; evaluate the same")
-    tables = [_read_queries(folder / QUERIES_FILE) for folder in folders]
+    tables = [_read_rows(folder / QUERIES_FILE) for folder in folders]
     splits = {}
     for split in shared:
         of_split = [table.get(split, NO_ROWS) for table in tables]
@@ -57,7 +57,7 @@ def _read_hashes(path: Path) -> dict[str, str]:
         raise InputError(f"{path}: it does not say which data it is of; evaluate again") from error
 
 
-def _read_queries(path: Path) -> dict[str, Rows]:
+def _read_rows(path: Path) -> dict[str, Rows]:
     """Reads the queries of a report by split, in the order of their ids."""
     tables = read_tables(path)
     return {split: rows[np.argsort(rows["query_id"])] for split, rows in tables.items()}

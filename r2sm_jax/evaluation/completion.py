@@ -18,6 +18,7 @@ from r2sm_jax.data.crops import MIN_COMPLETED_PIXELS, MIN_HIDDEN_SHARE
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.evaluation.decisions import area_under_curve
+from r2sm_jax.evaluation.iou import mean
 from r2sm_jax.evaluation.tables import COMPLETION, make_table
 from r2sm_jax.inference.crop_models import Completion, MaskCompleter, Outline
 from r2sm_jax.query import Click, Prompt
@@ -38,12 +39,6 @@ image, if there are several."""
 def iou(answer: Mask, truth: Mask) -> float:
     """Computes the IoU of two masks, 0 for two empty ones."""
     return masks.area(answer & truth) / max(1, masks.area(answer | truth))
-
-
-def mean(values: Iterable[float]) -> float | None:
-    """Computes the mean of some values; None without any."""
-    values = list(values)
-    return float(np.mean(values)) if values else None
 
 
 # Completion
@@ -109,8 +104,8 @@ def visible_union(sample: Sample) -> Mask | None:
 
 
 def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -> FiguresByName:
-    """Computes the figures of `summarize` for each method, over all objects of some samples that
-    can be completed.
+    """Computes `completion_figures` for each method, over all objects of some samples that can be
+    completed.
 
     The samples are read once, one at a time: they may be more than memory holds.
     """
@@ -122,10 +117,10 @@ def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -
             for name, complete in methods.items():
                 answers = complete(sample.image, visible, others)
                 scores[name] += map(score_object, visible, truths, answers)
-    return {name: summarize(of_method) for name, of_method in scores.items()}
+    return {name: completion_figures(of_method) for name, of_method in scores.items()}
 
 
-def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
+def completion_figures(scores: Sequence[ObjectScore]) -> dict[str, Any]:
     """Computes means over the hidden objects, and over those that nothing hides; of all of them the
     mean error of the predicted IoU, and the AUC of the probability that a part is hidden."""
     hidden = [score for score in scores if score.is_hidden]
@@ -212,7 +207,7 @@ def print_figures(figures: FiguresByName) -> None:
 
 Outliner = Callable[[np.ndarray, Sequence[Prompt]], Sequence[Outline]]
 """The answer to each box or click in an image."""
-Find = Callable[[np.ndarray, Sequence[str]], Sequence[Mask]]
+FindMasks = Callable[[np.ndarray, Sequence[str]], Sequence[Mask]]
 """Visible masks of sentences about an image."""
 
 
@@ -248,7 +243,7 @@ def prompts_of(instances: Sequence[Instance]) -> dict[str, list[Prompt]]:
 
 
 def prompt_figures(
-    outliner: Outliner, samples: Iterable[Sample], find: Find | None = None
+    outliner: Outliner, samples: Iterable[Sample], find: FindMasks | None = None
 ) -> FiguresByName:
     """Computes the mean IoU of visible masks by kind of prompt, and the number of objects; of boxes
     and clicks also the mean error of the predicted IoU.

@@ -79,16 +79,16 @@ def has_hidden_part(rows: Rows) -> Bool[np.ndarray, " n"]:
     return rows["truth"][:, 1] > rows["truth"][:, 0]
 
 
-def _overlaps(shared: np.ndarray, predicted: np.ndarray, truth: np.ndarray) -> Overlaps:
+def _stack_counts(shared: np.ndarray, predicted: np.ndarray, truth: np.ndarray) -> Overlaps:
     return np.stack([shared, predicted + truth - shared, predicted, truth], axis=1)
 
 
-def overlap(rows: Rows, true: Int[np.ndarray, " n"] | None = None) -> Overlaps:
+def overlap_of_rows(rows: Rows, true: Int[np.ndarray, " n"] | None = None) -> Overlaps:
     """Compares answers with the true masks of some types, by default with the requested ones."""
     every = np.arange(len(rows))
     if true is None:
         true = requested(rows)
-    return _overlaps(rows["shared"][every, true], rows["predicted"], rows["truth"][every, true])
+    return _stack_counts(rows["shared"][every, true], rows["predicted"], rows["truth"][every, true])
 
 
 def overlap_of_both(rows: Rows, said: Int[np.ndarray, " n"]) -> Overlaps:
@@ -97,7 +97,7 @@ def overlap_of_both(rows: Rows, said: Int[np.ndarray, " n"]) -> Overlaps:
     every = np.arange(len(rows))
     true = requested(rows)
     shared = rows["both_shared"][every, said, true]
-    return _overlaps(shared, rows["both"][every, said], rows["truth"][every, true])
+    return _stack_counts(shared, rows["both"][every, said], rows["truth"][every, true])
 
 
 def overlap_of_truth(rows: Rows, said: Int[np.ndarray, " n"]) -> Overlaps:
@@ -108,7 +108,7 @@ def overlap_of_truth(rows: Rows, said: Int[np.ndarray, " n"]) -> Overlaps:
     every = np.arange(len(rows))
     predicted, truth = rows["truth"][every, said], rows["truth"][every, requested(rows)]
     # The modal mask lies in the amodal one.
-    return _overlaps(np.minimum(predicted, truth), predicted, truth)
+    return _stack_counts(np.minimum(predicted, truth), predicted, truth)
 
 
 def complete_overlap(rows: Rows) -> Overlaps:
@@ -116,8 +116,8 @@ def complete_overlap(rows: Rows) -> Overlaps:
 
     NaN where the shape is not annotated, or the system gives one mask for a modal query.
     """
-    of_both = _overlaps(rows["both_shared"][:, 1, 1], rows["both"][:, 1], rows["truth"][:, 1])
-    of_answer = np.where(requested(rows)[:, None] == 1, overlap(rows), np.nan)
+    of_both = _stack_counts(rows["both_shared"][:, 1, 1], rows["both"][:, 1], rows["truth"][:, 1])
+    of_answer = np.where(requested(rows)[:, None] == 1, overlap_of_rows(rows), np.nan)
     return np.where(np.isnan(rows["both"][:, :1]), of_answer, of_both)
 
 
@@ -127,7 +127,7 @@ def occluded_overlap(rows: Rows) -> Overlaps:
     NaN unless a query asks for the complete shape of something that is partly hidden.
     """
     (in_modal, in_amodal), (modal, amodal) = rows["shared"].T, rows["truth"].T
-    overlaps = _overlaps(in_amodal - in_modal, rows["predicted"] - in_modal, amodal - modal)
+    overlaps = _stack_counts(in_amodal - in_modal, rows["predicted"] - in_modal, amodal - modal)
     is_counted = (requested(rows) == 1) & has_hidden_part(rows)
     return np.where(is_counted[:, None], overlaps, np.nan)
 
@@ -163,7 +163,7 @@ def write_tables(path: Path, tables: Mapping[str, Rows]) -> None:
         writer.writerow(["split", *names, *DERIVED])
         for split, rows in tables.items():
             columns = [rows[name].reshape(len(rows), -1) for name in STORED]
-            columns += [overlap(rows)[:, [3, 0, 1]], occluded_overlap(rows)[:, :2]]
+            columns += [overlap_of_rows(rows)[:, [3, 0, 1]], occluded_overlap(rows)[:, :2]]
             for cells in zip(*(column.tolist() for column in columns), strict=True):
                 writer.writerow([split, *(_as_text(value) for cell in cells for value in cell)])
 

@@ -26,6 +26,7 @@ from r2sm_jax.evaluation.completion import (
     FiguresByName,
     ObjectScore,
     OutlineScore,
+    completion_figures,
     iou,
     mean,
     mean_iou,
@@ -36,7 +37,6 @@ from r2sm_jax.evaluation.completion import (
     score_object,
     score_outlines,
     scored_objects,
-    summarize,
     visible_union,
 )
 from r2sm_jax.evaluation.selection import Evaluation
@@ -152,7 +152,7 @@ def fit_completer(completer: MaskCompleter, samples: Sequence[Sample]) -> tuple[
     candidates = []
     for index, threshold in enumerate(THRESHOLDS):
         fits = {name: fit_completions(objects, index) for name, objects in measured.items()}
-        figures = {name: summarize(scores) for name, (_, scores) in fits.items()}
+        figures = {name: completion_figures(scores) for name, (_, scores) in fits.items()}
         calibration = {"alone": fits["alone"][0], "neighbours": fits["with neighbours"][0]}
         candidates.append((threshold, calibration, figures))
     threshold, calibration, figures = max(candidates, key=lambda candidate: mean_iou(candidate[2]))
@@ -181,7 +181,7 @@ def fit_completions(
     # The IoU of the hidden part counts, too: that of the whole hardly falls where a small hidden
     # part is lost.
     def mean_figure(kept_below: float) -> float:
-        figures = summarize(answers_at(kept_below))
+        figures = completion_figures(answers_at(kept_below))
         hidden, rest = figures["hidden"], figures["not_hidden"]
         values = hidden["amodal_iou"], hidden["occluded_iou"], rest["amodal_iou"]
         return float(np.mean([value for value in values if value is not None]))

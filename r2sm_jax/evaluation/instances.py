@@ -107,15 +107,15 @@ def instance_figures(queries: Sequence[QueryDetections]) -> dict[str, float | No
     recall = accumulated["recall"]  # [t k a m]
     num_detections = [len(query.scores) for query in queries]
     return {
-        "ap": _mean(precision[..., 0, 2]),
-        "ap50": _mean(precision[0, ..., 0, 2]),
-        "ap75": _mean(precision[5, ..., 0, 2]),
-        "ap_small": _mean(precision[..., 1, 2]),
-        "ap_medium": _mean(precision[..., 2, 2]),
-        "ap_large": _mean(precision[..., 3, 2]),
-        "ar": _mean(recall[..., 0, 2]),
-        "ar1": _mean(recall[..., 0, 0]),
-        "ar10": _mean(recall[..., 0, 1]),
+        "ap": _mean_of_defined(precision[..., 0, 2]),
+        "ap50": _mean_of_defined(precision[0, ..., 0, 2]),
+        "ap75": _mean_of_defined(precision[5, ..., 0, 2]),
+        "ap_small": _mean_of_defined(precision[..., 1, 2]),
+        "ap_medium": _mean_of_defined(precision[..., 2, 2]),
+        "ap_large": _mean_of_defined(precision[..., 3, 2]),
+        "ar": _mean_of_defined(recall[..., 0, 2]),
+        "ar1": _mean_of_defined(recall[..., 0, 0]),
+        "ar10": _mean_of_defined(recall[..., 0, 1]),
         "detections": float(np.mean(num_detections)) if num_detections else None,
     }
 
@@ -140,8 +140,10 @@ def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | N
     figures = {}
     for i, rate in enumerate(MIN_OCCLUSION):
         name = f"occluded_{round(100 * rate)}"
-        figures[f"ap_{name}"] = _mean(evaluated["precision"][..., i, 2]) if is_told else None
-        figures[f"ar_{name}"] = _mean(evaluated["recall"][..., i, 2])
+        figures[f"ap_{name}"] = (
+            _mean_of_defined(evaluated["precision"][..., i, 2]) if is_told else None
+        )
+        figures[f"ar_{name}"] = _mean_of_defined(evaluated["recall"][..., i, 2])
     return figures
 
 
@@ -199,7 +201,7 @@ def _accumulate(
     return evaluation.eval
 
 
-def _mean(values: Float[np.ndarray, "*n"]) -> float | None:
+def _mean_of_defined(values: Float[np.ndarray, "*n"]) -> float | None:
     """Mean of the values that are defined."""
     defined = values[values > -1]
     return float(defined.mean()) if defined.size else None

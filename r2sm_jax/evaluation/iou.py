@@ -7,8 +7,8 @@ masks.
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, SupportsFloat
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -93,7 +93,9 @@ def overlaps_at_shifts(
     return np.stack([intersection, union, predicted, area], axis=1)
 
 
-def _mean(values: Shaped[np.ndarray, " n"]) -> float | None:
+def mean(values: Iterable[SupportsFloat]) -> float | None:
+    """Computes the mean of some values; None without any."""
+    values = np.asarray(list(values))
     return float(values.mean()) if len(values) else None
 
 
@@ -115,7 +117,7 @@ def lisa(counts: Shaped[np.ndarray, "n _c"]) -> Scores:
     if not len(counts):
         return {"giou": None, "ciou": None}
     return {
-        "giou": _mean(lisa_iou(counts)),
+        "giou": mean(lisa_iou(counts)),
         "ciou": float(counts[:, 0].sum() / (counts[:, 1].sum() + 1e-10)),
     }
 
@@ -125,7 +127,7 @@ def precision_at(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
     is at least that much."""
     of_targets = counts[counts[:, 3] > 0]
     iou = of_targets[:, 0] / np.maximum(of_targets[:, 1], 1)
-    return {f"pr@{threshold}": _mean(iou >= threshold) for threshold in PRECISION_THRESHOLDS}
+    return {f"pr@{threshold}": mean(iou >= threshold) for threshold in PRECISION_THRESHOLDS}
 
 
 def gres(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
@@ -141,18 +143,18 @@ def gres(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
     iou = np.where(predicts_none, no_target, intersection / np.maximum(union, 1))
     total_union = union[~(predicts_none & no_target)].sum()
     return {
-        "giou": _mean(iou),
+        "giou": mean(iou),
         "ciou": float(intersection.sum() / total_union) if total_union else None,
         **precision_at(counts),
-        "target_accuracy": _mean(~predicts_none[~no_target]),
-        "no_target_accuracy": _mean(predicts_none[no_target]),
+        "target_accuracy": mean(~predicts_none[~no_target]),
+        "no_target_accuracy": mean(predicts_none[no_target]),
     }
 
 
 def segzero(counts: Shaped[np.ndarray, "n 4"]) -> Scores:
     """Seg-Zero's calculate_iou.py: an empty union scores 0, even where empty was right. There is no
     cIoU."""
-    return {"giou": _mean(counts[:, 0] / np.maximum(counts[:, 1], 1))}
+    return {"giou": mean(counts[:, 0] / np.maximum(counts[:, 1], 1))}
 
 
 def mmr(counts: Shaped[np.ndarray, "n 4"]) -> Scores:

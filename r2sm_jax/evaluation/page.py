@@ -25,7 +25,7 @@ from r2sm_jax.data.images import data_url
 from r2sm_jax.data.sheet import BLANK, Panel, paint
 from r2sm_jax.errors import InputError, atomic_write, write_json
 from r2sm_jax.evaluation.compare import QUERIES_FILE
-from r2sm_jax.evaluation.counts import overlap, write_tables
+from r2sm_jax.evaluation.counts import overlap_of_rows, write_tables
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.scorer import EvalResults, Evaluated
 from r2sm_jax.evaluation.tables import (
@@ -108,7 +108,7 @@ def render_page(
 def select_examples(results: EvalResults) -> dict[str, list[int]]:
     """Selects the answers of the highest, the middle and the lowest IoU, each at most once. Returns
     their indices."""
-    ranked = np.argsort(-lisa_iou(overlap(results.rows)), kind="stable").tolist()
+    ranked = np.argsort(-lisa_iou(overlap_of_rows(results.rows)), kind="stable").tolist()
     count = min(MAX_EXAMPLES, -(-len(ranked) // 3))
     others = ranked[: len(ranked) - count]
     best, middle = others[:count], others[count:]
@@ -139,7 +139,7 @@ def example_rows(results: EvalResults, chosen: Iterable[int]) -> list[list[Panel
     Only the image is read from the source, since results hold the masks. An image that is missing
     is left blank.
     """
-    ious = lisa_iou(overlap(results.rows))
+    ious = lisa_iou(overlap_of_rows(results.rows))
     rows = []
     for index in chosen:
         truth, answer, _ = results.results[index]

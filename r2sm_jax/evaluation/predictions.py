@@ -40,7 +40,7 @@ from r2sm_jax.query import MaskType, Sentence
 
 T = TypeVar("T")
 
-Sizes = Mapping[int, tuple[int, int]]
+QuerySizes = Mapping[int, tuple[int, int]]
 """Height and width of the image of each query, by the query's id."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -120,7 +120,7 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> EvalRes
     sizes = {truth.query.id: truth.size for truth in truths}
     if form == "auto":
         form = "png" if path.is_dir() else "coco"
-    entries = _read_pngs(path, sizes) if form == "png" else _read_coco(path, sizes)
+    entries = _read_pngs(path, sizes) if form == "png" else _read_answers(path, sizes)
     said = set()
     for of_query in entries.values():
         said |= {name for name in FOR_ALL_OR_NONE if _value(of_query, name) is not None}
@@ -146,7 +146,7 @@ def to_answer(entries: Sequence[Entry], truth: QueryTruth) -> Answer:
     answers = fused or [entry for entry in instances if entry.present]
     both = None
     if _value(answers, "modal") is not None:
-        both = Pair(_union(answers, "modal", truth), _union(answers, "amodal", truth))
+        both = Pair(_merged(answers, "modal", truth), _merged(answers, "amodal", truth))
     detections = []
     for entry in instances:
         confidence = 1.0 if entry.score is None else entry.score
@@ -154,7 +154,7 @@ def to_answer(entries: Sequence[Entry], truth: QueryTruth) -> Answer:
             Detection(entry.segmentation, confidence, entry.present, entry.occlude_rate)
         )
     return Answer(
-        mask=_union(answers, "segmentation", truth),
+        mask=_merged(answers, "segmentation", truth),
         both=both,
         mask_type=_value(entries, "mask_type"),
         amodal_probability=_value(entries, "amodal_probability"),
@@ -185,12 +185,12 @@ def _value(entries: Sequence[Entry], name: str) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _union(entries: Sequence[Entry], name: str, truth: QueryTruth) -> RLE:
+def _merged(entries: Sequence[Entry], name: str, truth: QueryTruth) -> RLE:
     found = [getattr(entry, name) for entry in entries]
     return masks.merge([mask for mask in found if mask is not None], *truth.size)
 
 
-def _read_coco(path: Path, sizes: Sizes) -> Entries:
+def _read_answers(path: Path, sizes: QuerySizes) -> Entries:
     read = read_entries(path, Entry)
     entries: dict[int, list[Entry]] = {}
     for number, entry in enumerate(read):
@@ -241,7 +241,7 @@ def _check_all_or_none(path: Path, count: int, total: int, what: str, field: str
         )
 
 
-def _read_pngs(path: Path, sizes: Sizes) -> Entries:
+def _read_pngs(path: Path, sizes: QuerySizes) -> Entries:
     """Reads one file for each query, named after its id."""
     entries: dict[int, list[Entry]] = {}
     for file in find_images(path, (".png",), "masks that are named after their query ids"):

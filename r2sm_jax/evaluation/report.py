@@ -24,7 +24,7 @@ from jaxtyping import Float, Int, Shaped
 
 import r2sm_jax
 from r2sm_jax.evaluation import counts
-from r2sm_jax.evaluation.counts import Rows, has_hidden_part, of_type, overlap, requested
+from r2sm_jax.evaluation.counts import Rows, has_hidden_part, of_type, overlap_of_rows, requested
 from r2sm_jax.evaluation.decisions import (
     area_under_curve,
     calibration_curve,
@@ -69,7 +69,7 @@ PAPER: dict[str, Any] = tomllib.loads(
 
 def split_figures(rows: Rows) -> dict[str, Any]:
     """Computes all figures of one split from the rows of all of its queries."""
-    overlaps = overlap(rows)
+    overlaps = overlap_of_rows(rows)
     detections = rows["detections"].tolist()
     decisions = decision_figures(
         rows["text"], rows["mask_type"], rows["said"], rows["amodal_probability"], rows["image_id"]
@@ -91,7 +91,7 @@ def split_figures(rows: Rows) -> dict[str, Any]:
 
 def figure_ratios(rows: Rows) -> dict[str, Ratio]:
     """Returns the figures that have an interval, as ratios of sums over the rows."""
-    mask = overlap(rows)
+    mask = overlap_of_rows(rows)
     is_right = np.where(rows["said"] == "", np.nan, rows["said"] == rows["mask_type"])
     boundary = np.stack([rows["boundary_intersection"], rows["boundary_union"]], axis=1)
     return {
@@ -106,7 +106,7 @@ def figure_ratios(rows: Rows) -> dict[str, Ratio]:
 
 def mask_figures(rows: Rows) -> dict[str, Any]:
     """Computes the figures of the masks of some queries, with intervals over images."""
-    overlaps = overlap(rows)
+    overlaps = overlap_of_rows(rows)
     occluded = counts.occluded_overlap(rows)
     occluded_iou = lisa(occluded)
     complete_iou = lisa(counts.complete_overlap(rows))
@@ -141,8 +141,8 @@ def wrong_type_gap(rows: Rows) -> float | None:
     requested mask than the other one.
     """
     hidden = rows[has_hidden_part(rows)]
-    other = overlap(hidden, 1 - requested(hidden))
-    gaps = lisa_iou(overlap(hidden)) - lisa_iou(other)
+    other = overlap_of_rows(hidden, 1 - requested(hidden))
+    gaps = lisa_iou(overlap_of_rows(hidden)) - lisa_iou(other)
     return float(gaps.mean()) if len(hidden) else None
 
 
@@ -198,7 +198,7 @@ def breakdowns(rows: Rows) -> dict[str, dict[str, Any]]:
             selected = rows[groups == group]
             if len(selected):
                 figures[breakdown][group] = {
-                    **lisa(overlap(selected)),
+                    **lisa(overlap_of_rows(selected)),
                     "occluded_iou": lisa(counts.occluded_overlap(selected))["giou"],
                     "right_object": right_object(selected),
                     "queries": len(selected),
@@ -209,7 +209,7 @@ def breakdowns(rows: Rows) -> dict[str, dict[str, Any]]:
 def groups_of(rows: Rows) -> dict[str, Shaped[np.ndarray, " n"]]:
     """Returns the group of each query in every breakdown; "" where it belongs to none."""
     modal, amodal = rows["truth"].T
-    area = overlap(rows)[:, 3]
+    area = overlap_of_rows(rows)[:, 3]
     with np.errstate(invalid="ignore"):
         hidden_share = 1 - modal / amodal
     return {
@@ -302,7 +302,7 @@ def predicted_iou_figures(rows: Rows) -> dict[str, Any]:
 
     Only queries that have a target count: without one, the IoU is 0 or 1 by presence alone.
     """
-    overlaps = overlap(rows)
+    overlaps = overlap_of_rows(rows)
     is_counted = ~np.isnan(rows["predicted_iou"]) & (overlaps[:, 3] > 0)
     if not is_counted.any():
         return {"error": None, "curve": []}
@@ -319,7 +319,7 @@ def presence_figures(rows: Rows) -> dict[str, Any]:
     of the others are. None where one of the two kinds is missing, or presence is not said.
     """
     said = rows[~np.isnan(rows["presence"])]
-    has_target = overlap(said)[:, 3] > 0
+    has_target = overlap_of_rows(said)[:, 3] > 0
     there, absent = said["presence"][has_target], said["presence"][~has_target]
     is_known = len(there) > 0 and len(absent) > 0
     figures: dict[str, Any] = {"queries": len(there), "absent_queries": len(absent)}

@@ -27,10 +27,10 @@ NamedFigures = Iterable[tuple[str, Figures]]
 Columns = Mapping[str, str]
 
 IOUS = {"gIoU": "giou", "cIoU": "ciou"}
-OCCLUDED = {"occluded IoU": "occluded_iou"}
-KINDS = {"queries": "queries", **IOUS, **OCCLUDED, "right object": "right_object"}
+OCCLUDED_IOU = {"occluded IoU": "occluded_iou"}
+QUERY_COLUMNS = {"queries": "queries", **IOUS, **OCCLUDED_IOU, "right object": "right_object"}
 MASK_COLUMNS = {
-    **KINDS,
+    **QUERY_COLUMNS,
     "occluded cIoU": "occluded_ciou",
     "complete IoU": "complete_iou",
     "boundary IoU": "boundary_iou",
@@ -113,7 +113,7 @@ DETECTIONS = {
     },
 }
 """The last are of what is hidden by so many percent."""
-COMPARED = {**IOUS, **OCCLUDED, "boundary IoU": "boundary_iou", "mask type right": "accuracy"}
+COMPARED = {**IOUS, **OCCLUDED_IOU, "boundary IoU": "boundary_iou", "mask type right": "accuracy"}
 
 
 def format_figure(value: Any, path: str = "") -> str:
@@ -209,7 +209,7 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
             make_table("Targets with at least this IoU", by_type(splits), PRECISION_AT),
             make_table("Instances by occlusion (VRSP, AISFormer)", by_type(splits), BY_OCCLUSION),
             make_table("Other definitions of the same names", variants, IOUS),
-            make_table("Kinds of queries", kinds, KINDS),
+            make_table("Kinds of queries", kinds, QUERY_COLUMNS),
         ]
     return [table for table in tables if table.rows]
 

@@ -46,6 +46,11 @@ NOT_FAR_BELOW = 0.5
 """Where several are meant, the share of the largest sum that the others must have."""
 
 
+def chooses(text: str) -> bool:
+    """Whether a sentence says by place or size which of several it means."""
+    return any(re.search(rf"\b(?:{words})\b", text, re.IGNORECASE) for words, *_ in PLACE_WORDS)
+
+
 def find_objects(
     finder: Finder, image: UInt8[np.ndarray, "H W 3"], names: list[str], parts: Parts
 ) -> dict[str, tuple[Outline, ...]]:

@@ -7,7 +7,7 @@ clicks mean. Both are a `CropUNet`.
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -80,14 +80,7 @@ class CropModel:
         self.weights = weights
         self.threshold = threshold
         self.calibration = calibration or {}
-        graphdef, _ = nnx.split(self.abstract(config))
-
-        @jax.jit
-        def compute(weights: nnx.State, crops: jax.Array) -> CropOutput:
-            with jax.default_matmul_precision(JAX_PRECISION[matmul_precision]):
-                return nnx.merge(graphdef, weights)(crops)
-
-        self._compute = compute
+        self._compute = _compiled(nnx.graphdef(self.abstract(config)), matmul_precision)
 
     @classmethod
     def abstract(cls, config: Any) -> CropUNet:
@@ -111,6 +104,18 @@ class CropModel:
             outputs.append(self._compute(self.weights, np.pad(part, padding)))
         # Only the last part is padded.
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(crops)], *outputs)
+
+
+@lru_cache(8)
+def _compiled(graphdef: nnx.GraphDef, precision: MatmulPrecision) -> Callable[..., CropOutput]:
+    """Compiles a network, of which all of the same sizes share the program."""
+
+    @jax.jit
+    def compute(weights: nnx.State, crops: jax.Array) -> CropOutput:
+        with jax.default_matmul_precision(JAX_PRECISION[precision]):
+            return nnx.merge(graphdef, weights)(crops)
+
+    return compute
 
 
 class Completion(NamedTuple):

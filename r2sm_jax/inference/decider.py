@@ -153,11 +153,11 @@ def cached_decider(name: str) -> Decider:
     folder = find_folder(name).resolve()
     files = [folder / file for file in (CONFIG, WEIGHTS)]
     changed = tuple(file.stat().st_mtime_ns for file in files if file.exists())
-    return _cached_decider(folder, changed)
+    return _load_unchanged(folder, changed)
 
 
 @lru_cache(maxsize=4)
-def _cached_decider(folder: Path, changed: tuple[int, ...]) -> Decider:
+def _load_unchanged(folder: Path, changed: tuple[int, ...]) -> Decider:
     """Loads a `Decider`. `changed`: when its files did."""
     return load_decider(folder)
 

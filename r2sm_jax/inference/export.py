@@ -25,7 +25,7 @@ from r2sm_jax.inference.load import (
     SEGMENTER,
     Run,
     Tensors,
-    fill,
+    fill_shapes,
     published_weights,
     restore_compact,
 )
@@ -33,14 +33,14 @@ from r2sm_jax.inference.model_card import PART_TEXTS, model_card
 from r2sm_jax.inference.model_folder import (
     CARD,
     CHECKSUMS,
-    FILES,
+    EXPORT_FILES,
     FUNCTIONS,
     LANGUAGE_MODEL,
     PREPROCESSOR,
     TRAINED_ON,
-    check_files,
     read_checksums,
     read_stored,
+    verify_files,
     write_checksums,
     write_trained_on,
 )
@@ -55,7 +55,7 @@ from r2sm_jax.models.hub import (
     TOKENIZER,
     TOKENIZER_FILES,
     WEIGHTS,
-    describe,
+    in_short,
     read_tensors,
     weight_files,
 )
@@ -105,7 +105,7 @@ def export(
         weights = to_compact(weights, published)
         # The hash of the weights once they are loaded: they are rounded.
         rounded = restore_compact(weights, published)
-        stored["weights_sha256"] = hash_weights(fill(predictor.weights, rounded, out))
+        stored["weights_sha256"] = hash_weights(fill_shapes(predictor.weights, rounded, out))
 
     with new_export(out) as folder:
         source = predictor.text_encoder.folder
@@ -121,7 +121,7 @@ def export(
         write_json(folder / PREPROCESSOR, preprocessor_config(config))
         write_trained_on(folder, (), [run.folder, *part_folders])
         card = model_card(out.resolve().name, stored, config, read_report(run))
-        write_model(folder, stored, weights, parts or {}, card)
+        write_files(folder, stored, weights, parts or {}, card)
 
 
 def add_parts(
@@ -132,12 +132,12 @@ def add_parts(
 
     Raises InputError if the export is damaged.
     """
-    check_files(source)
+    verify_files(source)
     card = source / CARD
     with new_export(out) as folder:
         copy_files(source, folder, read_checksums(source))
         write_trained_on(folder, (), [source, *part_folders])
-        write_model(
+        write_files(
             folder,
             read_stored(source),
             read_tensors(source / WEIGHTS),
@@ -146,7 +146,7 @@ def add_parts(
         )
 
 
-def write_model(
+def write_files(
     folder: Path,
     stored: Mapping[str, Any],
     tensors: Tensors,
@@ -291,7 +291,7 @@ def push(folder: Path, name: str) -> str:
     Returns its address. Files of an earlier export that the new one lacks are deleted there; other
     files stay. Raises InputError if the export is damaged, or the hub does not take it.
     """
-    check_files(folder)
+    verify_files(folder)
     api = huggingface_hub.HfApi()
     repository = name.removeprefix(HUB)
     try:
@@ -300,13 +300,13 @@ def push(folder: Path, name: str) -> str:
         api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=list(FILES),
-            delete_patterns=list(FILES),
+            allow_patterns=list(EXPORT_FILES),
+            delete_patterns=list(EXPORT_FILES),
             commit_message="Export of r2sm_jax",
         )
     except DOWNLOAD_ERRORS as error:
         raise InputError(
-            f"--push {name}: the Hugging Face hub did not take it ({describe(error)}); push it "
+            f"--push {name}: the Hugging Face hub did not take it ({in_short(error)}); push it "
             f"later with hf upload {repository} {folder}"
         ) from None
     return str(address)

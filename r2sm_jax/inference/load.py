@@ -29,11 +29,11 @@ from r2sm_jax.inference.crop_models import CropModel, MaskCompleter, MaskOutline
 from r2sm_jax.inference.model_folder import (
     CONFIG,
     WEIGHTS,
-    check_files,
     find_folder,
     is_export,
     language_model_of,
     read_stored,
+    verify_files,
 )
 from r2sm_jax.inference.parts import Parts, no_part
 from r2sm_jax.inference.predictor import Predictor
@@ -96,7 +96,7 @@ def load(name: str | Path, *, matmul_precision: MatmulPrecision = "float32") -> 
     predictor = Predictor(
         config.model,
         graphdef,
-        fill(shapes, tensors[SEGMENTER], folder),
+        fill_shapes(shapes, tensors[SEGMENTER], folder),
         open_language_model(
             text, language_model_of(folder, stored), stored["language_model"], str(folder)
         ),
@@ -151,7 +151,7 @@ def load_weights(name: str | Path, config: ModelConfig) -> nnx.State:
             f"{', '.join(changes[:8])}; give the flags or the config file that it was trained with"
         )
     shapes = nnx.state(abstract_model(config))
-    return fill(shapes, read_weights(folder, stored)[SEGMENTER], folder)
+    return fill_shapes(shapes, read_weights(folder, stored)[SEGMENTER], folder)
 
 
 def make_part(
@@ -168,7 +168,7 @@ def make_part(
     # A run that was stopped before its first evaluation has no entry yet.
     entry = stored.get(part) or {"config": stored["config"]["model"][part]}
     config = from_json(sizes, entry["config"], str(folder / CONFIG))
-    weights = fill(nnx.state(model.abstract(config)), tensors[part], folder)
+    weights = fill_shapes(nnx.state(model.abstract(config)), tensors[part], folder)
     # A kind that is not fitted may be null.
     kinds = {k: Calibration(**v) for k, v in entry.get("calibration", {}).items() if v}
     return model(config, weights, entry.get("threshold", 0.0), matmul_precision, kinds)
@@ -184,7 +184,7 @@ def read_weights(folder: Path, stored: Mapping[str, Any]) -> dict[str, Tensors]:
     published encoder of a compact one cannot be had.
     """
     if is_export(folder):
-        check_files(folder)
+        verify_files(folder)
     elif not (folder / WEIGHTS).exists():
         raise InputError(f"{folder}: the run has no weights yet; train on with --resume")
     weights: dict[str, dict[str, np.ndarray]] = {part: {} for part in (SEGMENTER, *PARTS)}
@@ -235,7 +235,7 @@ def restore_compact(stored: Tensors, published: Mapping[str, Tensor]) -> Tensors
     return weights
 
 
-def fill(shapes: nnx.State, weights: Mapping[str, Any], folder: Path) -> nnx.State:
+def fill_shapes(shapes: nnx.State, weights: Mapping[str, Any], folder: Path) -> nnx.State:
     """Returns a state with weights by dotted path, in the types of `shapes`.
 
     Raises InputError if a weight is missing, unknown or of another shape.

@@ -46,7 +46,7 @@ MAX_LETTERS = 40
 """Of a sentence, in a file name. File systems allow 255 bytes, and a letter may take four."""
 
 
-class Task(NamedTuple):
+class ImageQueries(NamedTuple):
     """One image and all queries about it."""
 
     path: Path
@@ -70,7 +70,7 @@ def is_dataset(path: str) -> bool:
     return Path(path).suffix.lower() == ".json"
 
 
-def find_tasks(image: str, texts: Sequence[str], queries: str | None) -> list[Task]:
+def find_tasks(image: str, texts: Sequence[str], queries: str | None) -> list[ImageQueries]:
     """Returns the tasks that a command line names.
 
     Args:
@@ -101,7 +101,7 @@ def find_tasks(image: str, texts: Sequence[str], queries: str | None) -> list[Ta
     return tasks
 
 
-def _tasks_of_dataset(path: Path, images: str | None) -> list[Task]:
+def _tasks_of_dataset(path: Path, images: str | None) -> list[ImageQueries]:
     """Returns the queries of a data set about its images.
 
     `images`: their folder; None: they lie where a `json:` source has them.
@@ -114,11 +114,13 @@ def _tasks_of_dataset(path: Path, images: str | None) -> list[Task]:
             name = dataset.images[index].file_name
             size = dataset.size_at(index)
             image_id = dataset.image_ids[index]
-            tasks.append(Task(dataset.image_path(index), name, queries, size, image_id))
+            tasks.append(ImageQueries(dataset.image_path(index), name, queries, size, image_id))
     return tasks
 
 
-def _tasks_of_lines(image: Path, lines: Iterable[tuple[str, str | None, str]]) -> list[Task]:
+def _tasks_of_lines(
+    image: Path, lines: Iterable[tuple[str, str | None, str]]
+) -> list[ImageQueries]:
     """Returns the queries about an image, or about the images of a folder.
 
     `lines`: where each is, the image that it names, if any, and its query.
@@ -147,7 +149,7 @@ def _tasks_of_lines(image: Path, lines: Iterable[tuple[str, str | None, str]]) -
         number += len(numbered)
         # If every line names an image, the other images of the folder are left out.
         if numbered:
-            tasks.append(Task(path, path.relative_to(root).as_posix(), numbered))
+            tasks.append(ImageQueries(path, path.relative_to(root).as_posix(), numbered))
     return tasks
 
 
@@ -189,11 +191,11 @@ class Answers:
         # What is older is of something else that is being replaced.
         self._begun = known.stat().st_mtime_ns
 
-    def path(self, task: Task) -> Path:
+    def path(self, task: ImageQueries) -> Path:
         """Returns where the answers about an image lie."""
         return self.folder / "answers" / f"{task.name}.json"
 
-    def pictures(self, task: Task) -> list[Path]:
+    def pictures(self, task: ImageQueries) -> list[Path]:
         """Returns where the pictures of the answers about an image lie."""
         paths: list[Path] = []
         for number, text in task.queries if self.overlays else ():
@@ -204,7 +206,7 @@ class Answers:
             paths.append(path)
         return paths
 
-    def has(self, task: Task) -> bool:
+    def has(self, task: ImageQueries) -> bool:
         """Whether there are answers about an image that are newer than it, with their pictures.
 
         Raises InputError for answers to other queries, which only --overwrite replaces.
@@ -220,7 +222,7 @@ class Answers:
             )
         return all(picture.exists() for picture in self.pictures(task))
 
-    def write(self, task: Task, predictions: Iterable[Prediction]) -> None:
+    def write(self, task: ImageQueries, predictions: Iterable[Prediction]) -> None:
         """Writes the predictions for all queries about an image, and draws them."""
         pictures = self.pictures(task)
         pixels = open_image(task.path) if pictures else None
@@ -244,7 +246,7 @@ class Answers:
         }
         write_json(self.path(task), stored, indent=None)
 
-    def write_all(self, path: Path, tasks: Sequence[Task]) -> None:
+    def write_all(self, path: Path, tasks: Sequence[ImageQueries]) -> None:
         """Writes the entries of all tasks into one file."""
         separator = "[\n"
         with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
@@ -260,9 +262,9 @@ class Answers:
     def write_coco(
         self,
         path: Path,
-        tasks: Sequence[Task],
+        tasks: Sequence[ImageQueries],
         overwrite: bool,
-        whole: Sequence[Task],
+        whole: Sequence[ImageQueries],
         shard: tuple[int, int],
     ) -> None:
         """Writes the objects of all answers as a dataset file, which is a COCO instances file.
@@ -297,7 +299,7 @@ class Result(NamedTuple):
 
 def predict_images(
     predictor: Predictor,
-    tasks: Sequence[Task],
+    tasks: Sequence[ImageQueries],
     out: Path,
     file: str = PREDICTIONS,
     *,
@@ -339,7 +341,7 @@ def predict_images(
 
     with show_progress("answering about images", len(waiting)) as advance:
 
-        def open_task(task: Task) -> UInt8[np.ndarray, "H W 3"] | None:
+        def open_task(task: ImageQueries) -> UInt8[np.ndarray, "H W 3"] | None:
             try:
                 return read_image(task.path, task.size)
             except InputError as error:
@@ -348,7 +350,7 @@ def predict_images(
                 advance(1)
                 return None
 
-        def read(task: Task) -> tuple[Photo, list[Request]] | None:
+        def read(task: ImageQueries) -> tuple[Photo, list[Request]] | None:
             image = open_task(task)
             if image is None:
                 return None

@@ -11,7 +11,7 @@ from r2sm_jax.inference.model_folder import LANGUAGE_MODEL
 from r2sm_jax.markdown import Table
 from r2sm_jax.models.hub import HUB
 
-COLUMNS = {
+CARD_COLUMNS = {
     "gIoU": ("all", "giou"),
     "modal": ("modal", "giou"),
     "amodal": ("amodal", "giou"),
@@ -124,7 +124,7 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     results = []
     for split, figures in report["splits"].items():
         for name in METRICS:
-            group, metric = COLUMNS[name]
+            group, metric = CARD_COLUMNS[name]
             if figures[group][metric] is None:
                 continue
             result = EvalResult(
@@ -144,12 +144,12 @@ def _figures(report: Mapping[str, Any]) -> str:
     """Returns a table of the report's splits, and what the weights were selected on."""
     rows = []
     for split, figures in report["splits"].items():
-        values = [figures[group][metric] for group, metric in COLUMNS.values()]
+        values = [figures[group][metric] for group, metric in CARD_COLUMNS.values()]
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
         digest = report["meta"]["data_sha256"][split]
         num_queries = figures["all"]["queries"]
         rows.append([f"`{split}`", f"{num_queries}", *cells, f"`{digest}`"])
-    lines = Table("", ["split", "queries", *COLUMNS, "data sha256"], rows).markdown()
+    lines = Table("", ["split", "queries", *CARD_COLUMNS, "data sha256"], rows).markdown()
     lines.append("")
     lines.append(
         "At the images' own resolution, over all queries; the predicted mask type picks the mask."

@@ -12,9 +12,9 @@ from r2sm_jax.models.hub import (
     HUB,
     MODEL_FILES,
     WEIGHTS,
-    describe,
     download,
     file_sha256,
+    in_short,
 )
 
 FUNCTIONS = "model.stablehlo"
@@ -24,8 +24,8 @@ TRAINED_ON = "trained_on.txt"
 """Has a line for each picture file that the weights were trained on, its `fingerprint`."""
 CARD = "README.md"
 LANGUAGE_MODEL = "language_model"
-FILES = (CONFIG, WEIGHTS, FUNCTIONS, PREPROCESSOR, TRAINED_ON, CHECKSUMS, CARD, *MODEL_FILES)
-FILES += tuple(f"{LANGUAGE_MODEL}/{name}" for name in MODEL_FILES)
+EXPORT_FILES = (CONFIG, WEIGHTS, FUNCTIONS, PREPROCESSOR, TRAINED_ON, CHECKSUMS, CARD, *MODEL_FILES)
+EXPORT_FILES += tuple(f"{LANGUAGE_MODEL}/{name}" for name in MODEL_FILES)
 """All files that an export may have: names and patterns. Nothing else is fetched from the hub."""
 
 RELEASED = Path(__file__).parents[1] / "released"
@@ -54,10 +54,10 @@ def find_folder(name: str | Path) -> Path:
             f"or a released model ({released})"
         )
     try:
-        return download(str(name), FILES, read_stored)
+        return download(str(name), EXPORT_FILES, read_stored)
     except DOWNLOAD_ERRORS as error:
         raise InputError(
-            f"{name}: the Hugging Face hub did not give this export ({describe(error)}); "
+            f"{name}: the Hugging Face hub did not give this export ({in_short(error)}); "
             f"check the name, which is {HUB}owner/name, and the network connection"
         ) from None
 
@@ -138,7 +138,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     return digests
 
 
-def check_files(folder: Path) -> None:
+def verify_files(folder: Path) -> None:
     """Checks the files of an export against their checksums. Raises InputError if one differs."""
     for name, digest in read_checksums(folder).items():
         path = folder / name

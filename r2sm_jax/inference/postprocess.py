@@ -17,6 +17,7 @@ from scipy.special import expit
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.inference.choose import chooses
 from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.parts import Drawn
 from r2sm_jax.inference.prediction import AbsentSlot, Candidate, InstanceMask, Prediction
@@ -109,7 +110,8 @@ def by_words(
         # In double precision, since the scorer computes the logit again from this probability.
         presence=float(expit(np.float64(output.presence[0]))),
         unread=unread,
-        unsure_below=float(calibration.unsure_below),
+        # Words alone seldom find the left one of two, however good the mask is (docs/predict.md).
+        unsure_below=1.0 if chooses(query) else float(calibration.unsure_below),
     )
 
 

@@ -54,7 +54,7 @@ from r2sm_jax.inference.prompts import (
 )
 from r2sm_jax.language.states import TextStates
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
-from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
+from r2sm_jax.models.matmul import compiled
 from r2sm_jax.models.r2sm import R2SM, ImageFeatures, R2SMOutput
 
 T = TypeVar("T")
@@ -120,23 +120,10 @@ class Predictor:
     def __post_init__(self) -> None:
         self._image: Photo | None = None
         self._process_id = os.getpid()
-        self._encode_image = self._compiled(R2SM.encode_image)
-        self._decode = self._compiled(R2SM.decode)
-        self._amodal_logit = self._compiled(_calibrated_amodal_logit)
-        self._target_logits = self._compiled(_target_logits)
-
-    def _compiled(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        graphdef, precision = self.graphdef, self.matmul_precision
-
-        def call(weights: nnx.State, *inputs: Any) -> Any:
-            # Set inside, where JAX traces: the program has this precision, whatever the caller's
-            # own setting of JAX is.
-            with jax.default_matmul_precision(JAX_PRECISION[precision]):
-                model = nnx.merge(graphdef, weights)
-                set_matmul_precision(model, precision)
-                return method(model, *inputs)
-
-        return jax.jit(call)
+        methods = R2SM.encode_image, R2SM.decode, _calibrated_amodal_logit, _target_logits
+        self._encode_image, self._decode, self._amodal_logit, self._target_logits = (
+            compiled(self.graphdef, method, self.matmul_precision) for method in methods
+        )
 
     def updated(self, **values: Any) -> "Predictor":
         """Returns a predictor with other `weights` or another `calibration`.

@@ -27,7 +27,7 @@ from scipy.special import expit
 
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.load import Run, fill, load
+from r2sm_jax.inference.load import Run, fill_shapes, load
 from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.language.encoder import abstract_text_encoder, load_text_encoder
 from r2sm_jax.models.hub import read_tensors
@@ -56,7 +56,7 @@ def export_functions(run: Run) -> dict[str, bytes]:
 
     def model_of(tensors: Tensors) -> R2SM:
         graphdef, shapes = nnx.split(abstract_model(config))
-        return nnx.merge(graphdef, fill(shapes, tensors, run.folder))
+        return nnx.merge(graphdef, fill_shapes(shapes, tensors, run.folder))
 
     def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return load_text_encoder(text_folder, tensors).float16_states(ids, mask, config.text.layers)
@@ -161,7 +161,7 @@ def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
         "run:"
     ]
     for title, answer in answers.items():
-        lines.append(f"  {title}: {_compare(f'{folder}: {title}', expected, answer)}")
+        lines.append(f"  {title}: {_check_differences(f'{folder}: {title}', expected, answer)}")
     return "\n".join(lines)
 
 
@@ -201,7 +201,7 @@ def _run_stablehlo(
         return load_file(outputs_path)
 
 
-def _compare(
+def _check_differences(
     what: str, expected: Mapping[str, np.ndarray], answers: Mapping[str, np.ndarray]
 ) -> str:
     """Returns the largest differences. Raises InputError if they exceed the limit."""

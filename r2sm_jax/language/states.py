@@ -6,19 +6,17 @@ there is room for them.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32
 
 from r2sm_jax.config import MatmulPrecision, TextConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.language.encoder import load_text_encoder
+from r2sm_jax.language.encoder import TextEncoder, load_text_encoder
 from r2sm_jax.language.tokenizer import (
     NO_TOKEN,
     QueryTokenizer,
@@ -27,7 +25,7 @@ from r2sm_jax.language.tokenizer import (
     pad_ids,
 )
 from r2sm_jax.models.hub import find_model, weights_sha256
-from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
+from r2sm_jax.models.matmul import compiled
 
 LENGTHS = (16, 32)
 """Sentences are padded to the first of these numbers of tokens that holds them, or to the limit."""
@@ -99,20 +97,7 @@ class TextStates:
         self._num_bytes = 0
         self._lock = threading.Lock()  # one thread encodes at a time
 
-        graphdef, self.weights = nnx.split(encoder)
-
-        # The precision is an argument, and not JAX's setting at the time of the first call, so that
-        # each has a compiled function of its own.
-        @partial(jax.jit, static_argnames="precision")
-        def compute(
-            weights: nnx.State, ids: jax.Array, mask: jax.Array, precision: MatmulPrecision
-        ) -> jax.Array:
-            with jax.default_matmul_precision(JAX_PRECISION[precision]):
-                encoder = nnx.merge(graphdef, weights)
-                set_matmul_precision(encoder, precision)
-                return encoder.float16_states(ids, mask, layers)
-
-        self._compute = compute
+        self._graphdef, self.weights = nnx.split(encoder)
 
     @property
     def identity(self) -> dict[str, str | None]:
@@ -209,10 +194,11 @@ class TextStates:
     ) -> Iterator[tuple[bytes, Float16[np.ndarray, "_t l e"]]]:
         """Yields the states of sentences of one padded length."""
         rows = max(1, TOKENS_AT_ONCE // length)
+        compute = compiled(self._graphdef, TextEncoder.float16_states, precision, self.layers)
         for start in range(0, len(token_ids), rows):
             part = token_ids[start : start + rows]
             ids = [np.frombuffer(of_sentence, np.int32).tolist() for of_sentence in part]
-            states = np.asarray(self._compute(self.weights, *pad_ids(ids, rows, length), precision))
+            states = np.asarray(compute(self.weights, *pad_ids(ids, rows, length)))
             for row, of_sentence in enumerate(ids):
                 # A sentence without tokens has the state of one padding token, see `pad_ids`.
                 yield part[row], states[row, : max(1, len(of_sentence))].copy()

@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.language.target import target_words
-from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES, describe
+from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES, in_short
 
 POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """Polite words at the start of a sentence. They do not change what it asks for."""
@@ -168,7 +168,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # the many tokenizers raise all kinds of errors on a damaged file
-        raise InputError(f"{folder}: its tokenizer cannot be read ({describe(error)})") from None
+        raise InputError(f"{folder}: its tokenizer cannot be read ({in_short(error)})") from None
 
     tokenizer = loaded.backend_tokenizer
     _remove_limits(tokenizer)

@@ -123,7 +123,7 @@ class CropUNet(nnx.Module):
 
     def __call__(self, crops: Real[Array, "m s s c"]) -> CropOutput:
         """Logits of the mask, with two pixels a patch, and what the token says of it."""
-        channels = normalise(crops.astype(jnp.float32))
+        channels = scale_planes(crops.astype(jnp.float32))
         features = self._read_features(channels)
         patches = rearrange(
             channels, "m (h p) (w q) c -> m h w (p q c)", p=self.patch, q=self.patch
@@ -175,7 +175,7 @@ class CropUNet(nnx.Module):
         return rearrange(tokens[:, 1:], "m (h w) d -> m h w d", h=height), tokens[:, 0]
 
 
-def normalise(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
+def scale_planes(crops: Float[Array, "m s s c"]) -> Float[Array, "m s s c"]:
     """Colours from -1 to 1, and 0 outside of the image; planes from 0 to 1."""
     planes = crops[..., 3:] / 255
     colours = (crops[..., :3] / 127.5 - 1) * planes[..., :1]

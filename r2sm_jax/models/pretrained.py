@@ -77,15 +77,15 @@ def fill_sizes(model: ModelConfig, known: ModelConfig | None = None) -> ModelCon
         decoder_sizes = {name: getattr(known.decoder, name) for name in DECODER_SIZES}
     else:
         vision_sizes, decoder_sizes = read_sizes(vision)
-    vision = _fill(vision, vision_sizes, "--model.vision")
+    vision = _take_sizes(vision, vision_sizes, "--model.vision")
     if vision.sam and decoder.type == "sam":
-        decoder = _fill(decoder, decoder_sizes, "--model.decoder")
+        decoder = _take_sizes(decoder, decoder_sizes, "--model.decoder")
     filled = replace(model, vision=vision, decoder=decoder)
     check_model(filled)
     return filled
 
 
-def _fill(config: C, sizes: Mapping[str, Any], flag: str) -> C:
+def _take_sizes(config: C, sizes: Mapping[str, Any], flag: str) -> C:
     """Raises InputError if the user gave a size, so one that is not the default, that contradicts
     the weights."""
     defaults = {field.name: field.default for field in fields(config)}

@@ -5,7 +5,7 @@ all others only the modal mask is known. The photos and their masks are read by 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -19,6 +19,7 @@ from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.prepare import jitter_colours
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
+from r2sm_jax.synthetic.colour_names import name_colour
 from r2sm_jax.synthetic.cutouts import CutoutFile, read_folder
 from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_CUTOUTS, Paster, is_unambiguous
 from r2sm_jax.synthetic.photos import (
@@ -32,7 +33,7 @@ from r2sm_jax.synthetic.photos import (
 )
 from r2sm_jax.synthetic.pictures import paste_sprites
 from r2sm_jax.synthetic.procedural import SPLIT_STRIDE, ProceduralSource
-from r2sm_jax.synthetic.queries.nouns import display_name
+from r2sm_jax.synthetic.queries.nouns import absent_names
 from r2sm_jax.synthetic.queries.write import (
     ABSENT_SPLIT,
     SPLITS,
@@ -47,16 +48,18 @@ MIN_TARGET_AREA = 0.004  # visible, of an object that a query refers to
 MIN_VISIBLE_AREA = 0.0006  # below it an object is ignored, as beyond `MAX_OCCLUSION`
 
 COLOUR_JITTER = 0.3  # largest relative change of brightness, contrast and saturation in training
-NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
+NUM_QUERIES_PER_ABSENT = 4  # in training, one query of so many has no target
+LIKELY_ABSENT_SHARE = 0.6  # of these, what often stands beside what is there
+MAX_REPEATS = 4  # of a photo in a pass of training; one with three objects more comes once more
 
 
 class ComposeSource(ProceduralSource):
     """Composed photographs, rebuilt from (seed, split, index) and the content of files and photos.
 
     The photo below is number `index` modulo their number. A training split with more photos than
-    pictures draws its photos by seed, from the whole file. Train, dev and the other splits share
-    neither photos nor cut-outs. In training half of the pictures are mirrored, and half show only a
-    part of the photo.
+    pictures draws its photos by seed, from the whole file; else photos of many objects come several
+    times in a pass. Train, dev and the other splits share neither photos nor cut-outs. In training
+    half of the pictures are mirrored, and half show only a part of the photo.
     """
 
     splits = (*ProceduralSource.splits, ABSENT_SPLIT)
@@ -88,7 +91,12 @@ class ComposeSource(ProceduralSource):
         self.is_training = split == "train"
         self.photos = Photos(paths, images, crowds)
         self.photo_indices = self._choose_photos(count)
-        self.count = len(self.photo_indices) if count is None else count
+        self.photo_order = self.photo_indices
+        if self.is_training and (count is None or count >= len(self.photo_indices)):
+            self.photo_order = [
+                i for i in self.photo_indices for _ in range(self._count_repeats(i))
+            ]
+        self.count = len(self.photo_order) if count is None else count
         if max_pictures_a_photo is not None:
             self.count = min(self.count, max_pictures_a_photo * len(self.photo_indices))
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
@@ -137,6 +145,10 @@ class ComposeSource(ProceduralSource):
         )
         return np.random.default_rng(self.seed).permutation(photos).tolist()
 
+    def _count_repeats(self, photo: int) -> int:
+        """Photos of many objects have more to ask about, and have things among their like."""
+        return min(1 + len(self.photos.truth_of(photo).instances) // 3, MAX_REPEATS)
+
     def _find_cutouts(self, has_folder: bool) -> list[PhotoCutout]:
         """What can be laid over photos: in training also objects that may not be complete, of the
         other splits only where there is nothing else.
@@ -169,14 +181,14 @@ class ComposeSource(ProceduralSource):
     def fingerprints(self) -> list[str]:
         """Returns that of the photo below each picture, and those of photos that only lend objects
         to others."""
-        of_photos = [self.photos.fingerprint_of(photo) for photo in self.photo_indices]
+        of_photos = [self.photos.fingerprint_of(photo) for photo in self.photo_order]
         number = max(self.count, len(of_photos))
         return [of_photos[index % len(of_photos)] for index in range(number)]
 
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
-        index = self.photo_indices[number % SPLIT_STRIDE % len(self.photo_indices)]
+        index = self.photo_order[number % SPLIT_STRIDE % len(self.photo_order)]
         file = self.photos.file_of(index)
         photo = read_photo(self.photos, index, self._photo_side)
         if self.is_training:
@@ -186,7 +198,7 @@ class ComposeSource(ProceduralSource):
         canvas = photo.image.copy()
         paste_sprites(rng, canvas, [photo_object.sprite for photo_object in pasted])
         image = np.array(canvas)
-        instances = self._make_instances(pasted, photo.objects, image.shape[:2])
+        instances = self._make_instances(pasted, photo.objects, image)
 
         if self.is_training:
             image = jitter_colours(image, COLOUR_JITTER, rng)
@@ -202,17 +214,17 @@ class ComposeSource(ProceduralSource):
         return Scene(np.ascontiguousarray(image), tuple(numbered), facts, file.marked_classes)
 
     def write_queries(self, scene: Scene, rng: np.random.Generator) -> tuple[Query, ...]:
-        """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""
+        """As for all scenes, and some without a target: 1 of 4 in training, all in `val_absent`."""
         num_absent = self.queries // NUM_QUERIES_PER_ABSENT if self.is_training else 0
         if self.split == ABSENT_SPLIT:
             num_absent = self.queries
-        present = {display_name(instance.category) for instance in scene.instances}
+        present = {instance.category for instance in scene.instances}
+        absent = absent_names(scene.marked_classes, present)
+        if self.is_training and absent and present:
+            # Some names fit no wording, so there are twice as many as queries.
+            absent = self._choose_absent(absent, present, 2 * num_absent, rng)
         absent_queries = write_absent_queries(
-            scene.facts,
-            [name for name in scene.marked_classes if name not in present],
-            rng=rng,
-            count=num_absent,
-            split=SPLITS[self.split],
+            scene.facts, absent, rng=rng, count=num_absent, split=SPLITS[self.split]
         )
         if self.split == ABSENT_SPLIT:
             return absent_queries
@@ -225,14 +237,29 @@ class ComposeSource(ProceduralSource):
             count=self.queries - len(absent_queries),
             split=SPLITS[self.split],
             forbidden=forbidden_targets(scene.instances, small),
+            of_photo=True,
         )
         return absent_queries + queries
 
+    def _choose_absent(
+        self, absent: Sequence[str], present: Set[str], count: int, rng: np.random.Generator
+    ) -> list[str]:
+        """Up to `count` absent classes, more often such as stand beside what is there: a model that
+        knows the kind of a photo must still look whether the thing is in it."""
+        together = self.photos.shares_together
+        likely = np.array([max(together.get((name, p), 0.0) for p in present) for name in absent])
+        weights = np.full(len(absent), 1 / len(absent))
+        if likely.any():
+            weights *= 1 - LIKELY_ABSENT_SHARE
+            weights += LIKELY_ABSENT_SHARE * likely / likely.sum()
+        chosen = rng.choice(len(absent), min(count, len(absent)), replace=False, p=weights)
+        return [absent[int(k)] for k in chosen]
+
     def _make_instances(
-        self, pasted: Sequence[PhotoObject], below: Sequence[PhotoObject], shape: tuple[int, ...]
+        self, pasted: Sequence[PhotoObject], below: Sequence[PhotoObject], image: np.ndarray
     ) -> list[Instance]:
         """The objects of the picture: the pasted ones, the front one first, then the photo's."""
-        height, width = shape
+        height, width = image.shape[:2]
         covered = np.zeros((height, width), bool)
         instances = []
         for number, photo_object in enumerate((*reversed(pasted), *below)):
@@ -243,7 +270,9 @@ class ComposeSource(ProceduralSource):
             )
             ignore = photo_object.ignored or masks.area(modal) < min_visible
             amodal = mask if photo_object.complete else None
-            instances.append(Instance(0, photo_object.category, modal, amodal, {}, ignore))
+            colour = name_colour(image, modal, photo_object.category)
+            attributes = {} if colour is None else {"colour": colour}
+            instances.append(Instance(0, photo_object.category, modal, amodal, attributes, ignore))
             if number < len(pasted):  # masks of the photo are visible parts: they hide nothing
                 covered |= mask
         return instances

@@ -19,7 +19,14 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from r2sm_jax.data.images import decode, find_images, fingerprint, open_image
+from r2sm_jax.data.images import (
+    check_files,
+    decode,
+    find_images,
+    fingerprint,
+    image_size,
+    open_image,
+)
 from r2sm_jax.data.splits import divide, original_name
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.pictures import (
@@ -209,6 +216,8 @@ class CutoutSource(ProceduralSource):
         self.photos: list[Path] = []
         if backgrounds is not None:
             paths = find_images(Path(backgrounds), PHOTO_SUFFIXES, "background photos")
+            sizes = {path.name: image_size(path) for path in paths}
+            check_files([Path(backgrounds)], sizes, Path(backgrounds))
             names_of_split = divide([path.name for path in paths], HELD_OUT, key=_stem)[part]
             self.photos = [path for path in paths if path.name in names_of_split]
 

@@ -33,6 +33,8 @@ MIN_AREA_TO_HIDE = 0.0015  # of such an object, in shares of the squared longer 
 PLAIN_PHOTO_SHARE = 0.2  # of the pictures
 COUNT_SHARES = np.cumsum((0.45, 0.35, 0.2))  # of pictures with 1, 2, 3 pasted objects
 TRAIN_COUNT_SHARES = np.cumsum((0.2, 0.25, 0.25, 0.2, 0.1))
+LIKE_PICTURE_SHARE = 0.4  # of training pictures, those where an object of the photo gets its like
+LIKE_SHARE = 0.7  # of what is pasted there
 MAX_ATTEMPTS = 8  # to paste one object
 
 MIN_CUTOUTS = 10  # complete objects that a training split should have
@@ -61,6 +63,7 @@ class Paster:
         """`cutouts` are of `photos`. The longer side of a picture is `size`."""
         self._photos = photos
         self._size = size
+        self._is_training = is_training
         self._count_shares = TRAIN_COUNT_SHARES if is_training else COUNT_SHARES
         self.pools = {file: make_pool(file, cutouts) for file in photos.files}
         self.drawings = drawings
@@ -85,12 +88,18 @@ class Paster:
                 layout.place_on_top(as_placed_item(photo_object))
         num_below = len(layout.placed)
 
-        if rng.random() >= PLAIN_PHOTO_SHARE:
+        # A sentence must choose among several of a class, which few photos show.
+        category = None
+        categories = sorted({o.category for o in photo.objects if not o.ignored})
+        if self._is_training and categories and rng.random() < LIKE_PICTURE_SHARE:
+            category = pick(rng, categories)
+
+        if category is not None or rng.random() >= PLAIN_PHOTO_SHARE:
             # Where nothing in the photo can be hidden, one pasted object can still hide another.
             count = 1 + choose(rng, self._count_shares) + (num_below == 0)
             for _ in range(count):
                 for _ in range(MAX_ATTEMPTS):
-                    if self._paste_object(rng, layout, photo, index):
+                    if self._paste_object(rng, layout, photo, index, category):
                         break
 
         return [
@@ -104,9 +113,15 @@ class Paster:
         ]
 
     def _paste_object(
-        self, rng: np.random.Generator, layout: Layout, photo: Photo, index: int
+        self,
+        rng: np.random.Generator,
+        layout: Layout,
+        photo: Photo,
+        index: int,
+        category: str | None,
     ) -> bool:
-        """Places a cut-out over an object that may be hidden, or beside all if there is none.
+        """Places a cut-out over an object that may be hidden, or beside all if there is none;
+        mostly of `category` if that is given.
 
         Returns whether it fits.
         """
@@ -127,7 +142,12 @@ class Paster:
         else:
             if not pool.cutouts:
                 return False
-            cutout = pool.choose(rng, extent / self._size)
+            like = pool.by_category.get(category, ())
+            if like and rng.random() < LIKE_SHARE:
+                cutout = pick(rng, like)
+                extent = cutout.side * self._size * rng.uniform(0.8, 1.25)
+            else:
+                cutout = pool.choose(rng, extent / self._size)
             if cutout.photo == index:
                 return False
             picture, mean_colour = read_cutout(self._photos, cutout, self._cutout_side)
@@ -162,6 +182,9 @@ class CutoutPool:
 
     def __init__(self, cutouts: Sequence[PhotoCutout]):
         self.cutouts = sorted(cutouts, key=lambda cutout: cutout.side)
+        self.by_category: dict[str | None, list[PhotoCutout]] = {}
+        for cutout in self.cutouts:
+            self.by_category.setdefault(cutout.category, []).append(cutout)
         self._sides = np.array([cutout.side for cutout in self.cutouts])
         frequency = Counter(cutout.category for cutout in self.cutouts)
         weights = [frequency[cutout.category] ** -0.5 for cutout in self.cutouts]

@@ -1,10 +1,12 @@
 """Photos with masks: instances files, what can be cut out of their photos, and enlarged parts."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
+from itertools import permutations
 from os import PathLike
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from r2sm_jax.data.splits import original_name, split_by_hash
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
-from r2sm_jax.synthetic.queries.nouns import display_name
+from r2sm_jax.synthetic.queries.nouns import absent_names, display_name
 from r2sm_jax.synthetic.scenes.layout import overlap_slices
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
@@ -46,7 +48,7 @@ NOTHING_ABSENT = (
     "(info.partial, or LVIS), no group of classes, and none that no annotation uses"
 )
 MAX_BAD = 0.1  # share of the records of a file that may be bad, as for `data complete`
-MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
+MAX_CUTOUTS = 20000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
 MIN_CUTOUT_AREA = 0.004  # share of the photo
 MAX_ZOOM = 1.8  # by which a part of a photo is enlarged in training
@@ -224,7 +226,7 @@ class Photos:
     def photos_of_split(self, split: str) -> list[int]:
         """The photos of a split, in the order of the files: those of val for val_hard and others.
 
-        Raises InputError where photos of the split are missing or empty, or the split has none.
+        Raises InputError where photos of the split cannot be used, or it has none.
         """
         parts = self.names_of_splits()
         names = parts.get(split, parts["val"])
@@ -237,8 +239,8 @@ class Photos:
                 "until there are at least four"
             )
         for file in self.files:
-            listed = [self.name_of(photo) for photo in photos if self.file_of(photo) is file]
-            check_files(file.folders, listed, file.path)
+            truths = [self.truth_of(photo) for photo in photos if self.file_of(photo) is file]
+            check_files(file.folders, {t.file_name: t.size for t in truths}, file.path)
         return photos
 
     def photos_without_a_class(self, split: str) -> list[int]:
@@ -246,9 +248,24 @@ class Photos:
         photos = []
         for photo in self.photos_of_split(split):
             used = {display_name(instance.category) for instance in self.truth_of(photo).instances}
-            if not used.issuperset(self.file_of(photo).marked_classes):
+            if absent_names(self.file_of(photo).marked_classes, used):
                 photos.append(photo)
         return photos
+
+    @cached_property
+    def shares_together(self) -> dict[tuple[str, str], float]:
+        """For two classes, of the photos of the second those that show the first, too.
+
+        Counted on photos where all objects are marked.
+        """
+        number, both = Counter[str](), Counter[tuple[str, str]]()
+        for photo in range(len(self)):
+            if self.file_of(photo).is_partial:
+                continue
+            names = {display_name(i.category) for i in self.truth_of(photo).instances}
+            number.update(names)
+            both.update(permutations(names, 2))
+        return {(first, second): n / number[second] for (first, second), n in both.items()}
 
     def read_masks(self, photo: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
         """The instances of a photo with visible masks at its own size, and which look complete."""

@@ -33,8 +33,10 @@ class ProceduralSource(Source):
     def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
         """`count` scenes of `size` by `size` pixels, each with up to `queries` queries.
 
-        Raises InputError for an unknown split, and for a size below `MIN_SIZE`.
+        Raises InputError for an unknown split, a negative count, and a size below `MIN_SIZE`.
         """
+        if count < 0:
+            raise InputError(f"{count} pictures cannot be made; give 0 or more")
         if size < MIN_SIZE:
             raise InputError(
                 f"pictures of {size} pixels are too small to hold objects; give {MIN_SIZE} or more"

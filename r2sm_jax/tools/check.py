@@ -12,9 +12,9 @@ from r2sm_jax.config import Crowds
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
 from r2sm_jax.data.contradictions import (
-    check as check_contradictions,
-    compare,
+    compare_records,
     find_pictures_in_both,
+    refuse_systematic,
 )
 from r2sm_jax.data.dataset import Dataset, read_json
 from r2sm_jax.data.images import image_folders, locate_image, open_annotated
@@ -37,7 +37,7 @@ def check(
     against_images: Path | None = None,
     crowds: Crowds = "ignore",
 ) -> None:
-    """Reports all problems of a dataset file, or of a COCO file; exit code 2 if there are any.
+    """Reports all problems of a dataset file, a COCO file or COCO results; exit code 2 if any.
 
     Args:
         file: The dataset file. It may have no queries yet.
@@ -48,8 +48,8 @@ def check(
             of CVAT.
     """
     keys = read_keys(file)
-    if "queries" not in keys and keys & {"annotations", "regions"}:
-        line = check_masks(file, images, crowds)
+    if not keys or ("queries" not in keys and keys & {"annotations", "regions"}):
+        line = check_masks(file, images, crowds, are_results=not keys)
     elif crowds != "ignore":
         raise InputError(f"--crowds is for COCO files without queries; {file} is none")
     else:
@@ -64,7 +64,7 @@ def check_dataset(file: Path, images: Path | None) -> str:
     anything is wrong, or it teaches nothing."""
     content = read_bytes(file)
     refuse(file, problems(content))
-    for contradiction in check_contradictions(file, compare(parse(file, content))):
+    for contradiction in refuse_systematic(file, compare_records(parse(file, content))):
         warn(file, str(contradiction))
     dataset = read_json(file, images, need_images=False)
     refuse(file, find_unusable(dataset))
@@ -92,21 +92,26 @@ def check_dataset(file: Path, images: Path | None) -> str:
     return line
 
 
-def check_masks(file: Path, images: Path | None, crowds: Crowds) -> str:
-    """Reports what is wrong with a COCO file, as every command reads it. Returns what it holds.
-    Raises InputError for what is wrong."""
+def check_masks(file: Path, images: Path | None, crowds: Crowds, are_results: bool) -> str:
+    """Reports what is wrong with a COCO file or with COCO results, as every command reads it.
+    Returns what it holds. Raises InputError for what is wrong."""
     collector = Collector()
-    options = COCOOptions(crowds_are_objects=crowds == "objects")
+    options = COCOOptions(crowds_are_objects=crowds == "objects", boxes=are_results)
     truths = list(read_coco(file, images, options, collector))
     summary = review(file, truths, collector)
     refuse(file, map(str, collector.bad))
     collector.print()
     if summary.num_ignored == summary.num_objects:
         raise InputError(f"{file}: {summary.reason_for_nothing()}")
+    what = (
+        "a COCO file without queries: train on it as compose:FILE, if some of its objects are "
+        "complete, or write some with data convert"
+    )
+    if are_results:
+        what = "COCO results: data complete makes a dataset file of them"
     return (
         f"{file}: nothing wrong with {len(truths)} images, {summary.num_objects} annotations, "
-        f"{summary.num_ignored} of them ignored; a COCO file without queries: train on it as "
-        "compose:FILE, or write some with data convert"
+        f"{summary.num_ignored} of them ignored; {what}"
     )
 
 

@@ -36,7 +36,8 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
                 f"{data}: {count} images would have the labels {file}; give them other names"
             )
     num_objects = num_left_out = 0
-    for truth, file in zip(truths, files, strict=True):
+    texts = []
+    for truth in truths:
         height, width = truth.size
         lines = []
         for instance in truth.instances:
@@ -51,8 +52,12 @@ def labels(data: Positional[str], /, mask: MaskType, out: Path, overwrite: bool 
             words = [str(names.index(instance.category)), *(f"{share:.6f}" for share in shares)]
             lines.append(" ".join(words) + "\n")
         num_objects += len(lines)
+        texts.append("".join(lines))
+    if not num_objects:
+        raise InputError(f"{data}: it has no {mask} masks; data complete draws amodal ones")
+    for text, file in zip(texts, files, strict=True):
         with atomic_write(out / "labels" / file) as part:
-            part.write_text("".join(lines), "utf-8")
+            part.write_text(text, "utf-8")
     # JSON is YAML.
     described = {"train": "images", "val": "images", "names": names}
     with atomic_write(out / "data.yaml") as part:

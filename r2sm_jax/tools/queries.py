@@ -7,7 +7,6 @@ form of R2SM, `<Q>…</Q><A>instance id is [3], class name is [mug]; …</A>`, o
 is"). The prompts are in llm_queries.toml.
 """
 
-import base64
 import json
 import re
 import tomllib
@@ -15,17 +14,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from io import BytesIO
 from pathlib import Path
 from string import Template
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Instance, query_record, read_json, write_records
+from r2sm_jax.data.images import data_url
 from r2sm_jax.data.readers.answers import QUESTION, TAG, read_instances, without_thoughts
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
 from r2sm_jax.query import MASK_TYPES, MaskType, Query
@@ -92,7 +90,9 @@ def requests(
     with atomic_write(out, overwrite) as part, part.open("w", encoding="utf-8") as file:
         for index in range(len(data)):  # only one image's masks are in memory at a time
             truth = data.truth_at(index)
-            url = truth.file_name if image == "reference" else to_data_url(data.image_at(index))
+            url = truth.file_name
+            if image == "embed":
+                url = data_url(data.image_at(index), "JPEG", quality=90)
             for mask_type in MASK_TYPES:
                 if offered_objects(truth, mask_type):
                     request = make_request(truth, mask_type, url, queries, model)
@@ -156,13 +156,6 @@ def system_prompt(mask_type: MaskType, count: int) -> str:
 def request_id(image_id: int, mask_type: MaskType) -> str:
     """The `custom_id` of a request, from which `parse` tells what an answer is about."""
     return f"img{image_id}-{mask_type}"
-
-
-def to_data_url(image: np.ndarray) -> str:
-    """A URL that holds an image `uint8 [H W 3]` itself, as a JPEG."""
-    buffer = BytesIO()
-    Image.fromarray(image).save(buffer, "JPEG", quality=90)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 # Answers
@@ -373,7 +366,7 @@ def template_queries(truth: ImageTruth, count: int, seed: int) -> list[Query]:
     earlier = {(query.text, frozenset(query.instance_ids)) for query in truth.queries}
     return [
         query
-        for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden)
+        for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden, of_photo=True)
         if (query.text, frozenset(query.instance_ids)) not in earlier
     ]
 

@@ -16,8 +16,7 @@ from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.split_summary import SplitSummary, summarize
 from r2sm_jax.errors import atomic_write, refuse_overwrite, write_json
 from r2sm_jax.markdown import Table, print_markdown
-from r2sm_jax.sources import SourceSpec, open_split, stored_splits
-from r2sm_jax.synthetic.procedural import ProceduralSource
+from r2sm_jax.sources import ALL, SourceSpec, open_split, split_names, stored_splits
 
 HIDDEN_RATE = 0.15
 """VRSP's reader of COCOA-cls counts an object as occluded from this rate on."""
@@ -56,7 +55,7 @@ def stats(
     Images are not needed. Regions marked `ignore` are not counted as instances.
 
     Args:
-        data: What to count: scenes, json:FILE or json:FOLDER.
+        data: What to count, such as scenes, json:FILE, json:FOLDER or compose:FILE.
         splits: The splits to count, such as train val; by default all that are stored. A single
             file is counted as one split ("all"), or with "train val" as training divides it.
         scenes: How many scenes to draw for a split.
@@ -67,7 +66,7 @@ def stats(
     if out is not None:
         refuse_overwrite(out / "stats.json", overwrite)
     of_splits: dict[str, SplitSummary] = {}
-    for split, source in _open_splits(data, splits, scenes).items():
+    for split, source in _open_counted(data, splits, scenes).items():
         # The truth of one image is in memory at a time.
         of_splits[split] = summarize(source.truth_at(index) for index in range(len(source)))
 
@@ -82,15 +81,17 @@ def stats(
             draw(of_splits, part)
 
 
-def _open_splits(data: str, splits: tuple[str, ...], num_scenes: int) -> dict[str, Source]:
+def _open_counted(data: str, splits: tuple[str, ...], num_scenes: int) -> dict[str, Source]:
     """Opens the splits of a source, or those that are asked for."""
     spec = SourceSpec.parse(data)
-    if spec.path is not None and spec.path.is_dir():
+    if spec.kind == "json" and spec.paths[0].is_dir():
         # Each stored split is counted as it is: `dev` is not held out of `train`.
-        names = splits or stored_splits(spec.path)
-        files = {name: DataConfig(f"json:{spec.path / name}.json") for name in names}
+        folder = spec.paths[0]
+        names = splits or stored_splits(folder)
+        files = {name: DataConfig(f"json:{folder / name}.json") for name in names}
         return {name: open_split(file, "all", need_images=False) for name, file in files.items()}
-    names = splits or (ProceduralSource.splits if spec.kind == "scenes" else ("all",))
+    by_default = ["all"] if spec.kind == "json" else ["train", *split_names(data, ALL), "dev"]
+    names = splits or by_default
     config = DataConfig(data)
     return {name: open_split(config, name, count=num_scenes, need_images=False) for name in names}
 

@@ -59,14 +59,14 @@ def cut_prompt_examples(
         visible = instance.modal
         if instance.ignore or masks.area(visible) < MIN_OUTLINED_PIXELS:
             continue
-        prompt = draw_prompt(visible, rng)
+        prompt = random_prompt(visible, rng)
         window = prompt_window(prompt, visible, rng)
         crop = cut_prompt_crop(sample.image, window, size, prompt)
         target = window.cut(visible, size)
         yield np.concatenate([crop, target[..., None]], axis=2)
 
 
-def draw_prompt(visible: Mask, rng: np.random.Generator) -> Prompt:
+def random_prompt(visible: Mask, rng: np.random.Generator) -> Prompt:
     """Draws a box, clicks or both, as a person would give them for an object."""
     box = noisy_box(visible, rng) if rng.random() < BOX_SHARE else None
     if box is not None and rng.random() > BOX_AND_CLICKS_SHARE:

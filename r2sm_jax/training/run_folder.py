@@ -31,7 +31,7 @@ import r2sm_jax
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import FORMAT_VERSION, Config, DistributedConfig, LoopConfig
 from r2sm_jax.errors import InputError, atomic_write, load_json, write_json
-from r2sm_jax.models.hub import read_tensors
+from r2sm_jax.models.hub import CONFIG, WEIGHTS, read_tensors
 from r2sm_jax.models.matching import flat_weights
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.training.processes import is_main_process, run_on_main
@@ -41,8 +41,6 @@ if sys.platform != "win32":
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
 MAY_CHANGE = {
     "run",
     "resume",

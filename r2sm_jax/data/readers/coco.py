@@ -13,7 +13,7 @@ import msgspec
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.contradictions import MaskComparison, check
+from r2sm_jax.data.contradictions import MaskComparison, refuse_systematic
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance, make_instance, make_query
 from r2sm_jax.data.images import (
     check_stated_size,
@@ -36,11 +36,11 @@ from r2sm_jax.data.readers.listing import (
     read_listing,
     shown,
 )
-from r2sm_jax.data.validation import Query as QueryRecord, is_text
+from r2sm_jax.data.validation import QueryRecord, is_text
 from r2sm_jax.query import Query
 
 ANY = COCOOptions()
-Find = Callable[[ListedImage, bool], tuple[str, tuple[int, int]]]
+FindImage = Callable[[ListedImage, bool], tuple[str, tuple[int, int]]]
 """(an image, whether it has annotations) -> the name of its file, height and width."""
 
 
@@ -72,7 +72,7 @@ def read_coco(
 
 
 def read_images(
-    listing: Listing, find: Find, options: COCOOptions, collector: Collector
+    listing: Listing, find: FindImage, options: COCOOptions, collector: Collector
 ) -> Iterator[ImageTruth]:
     """Yields each listed image with what of its annotations can be used. Raises InputError for
     masks that are exchanged, inverted or of other objects."""
@@ -111,7 +111,7 @@ def read_images(
                 image_id = shown(annotation, "image_id")
                 raise ValueError(f"image {image_id} is not in the file, or cannot be used")
 
-    for contradiction in check(path, comparison.contradictions()):
+    for contradiction in refuse_systematic(path, comparison.contradictions()):
         collector.note(str(path), str(contradiction))
 
 

@@ -25,7 +25,7 @@ from r2sm_jax.data.mask_reader import holds_mask
 from r2sm_jax.data.validation import (
     COMPLETED_BY,
     LISTS,
-    MASKS,
+    MASK_FIELDS,
     NULL,
     Annotation,
     Category,
@@ -142,7 +142,7 @@ class Listing(NamedTuple):
     """What an annotation is called."""
 
 
-class _Entry(msgspec.Struct):
+class _Result(msgspec.Struct):
     """One annotator's regions of an image, in original COCOA."""
 
     image_id: int | str
@@ -160,7 +160,7 @@ def read_listing(
     none.
     """
     with paused_collection():
-        content = _decode(path)
+        content = _read_json(path)
         if content[:1] == b"[":
             return _read_results(path, content, options, collector, images_dir)
         if options.listed_in is not None:
@@ -171,16 +171,16 @@ def read_listing(
 
 def read_keys(path: Path) -> set[str]:
     """The names in a JSON file; none if it is a list. Raises InputError for other files."""
-    content = _decode(path)
+    content = _read_json(path)
     return set(msgspec.json.decode(content, type=Raws)) if content[:1] == b"{" else set()
 
 
-def _decode(path: Path) -> bytes:
+def _read_json(path: Path) -> bytes:
     """The JSON in a file. A number that is none (NaN), as pandas writes it, becomes null."""
     content = read_bytes(path).strip()
     try:
         msgspec.json.decode(content, type=msgspec.Raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = parse_json(content, str(path), "a COCO file")
         try:
             content = msgspec.json.encode(values)
@@ -284,7 +284,7 @@ def decode_annotation(
     what `write` would refuse.
     """
     in_our_names = {name: raw for name, raw in record.items() if name not in BOTH_MASKS}
-    for name, names in zip(MASKS, dialect[:2], strict=True):
+    for name, names in zip(MASK_FIELDS, dialect[:2], strict=True):
         in_our_names[name] = record.get(name_of_mask(record, names), NULL)
     if "occlude_rate" in record:
         in_our_names["occlude_rate"] = record["occlude_rate"]
@@ -415,13 +415,13 @@ def _read_results(
     """
     if images_dir is None or options.kind not in ("any", "coco"):
         raise InputError(
-            f"{path}: it is a list, as COCO results are, for data complete; give a COCO file"
+            f"{path}: it is a list, as COCO results are; give --images DIR, or a COCO file"
         )
     listed: dict[bytes, Raws] = {}
     ids_of_files: dict[bytes, bytes] = {}
     names: dict[int, str] = {}
     if options.listed_in is not None:
-        file = _decode(options.listed_in)
+        file = _read_json(options.listed_in)
         lists: Raws = msgspec.json.decode(file, type=Raws) if file[:1] == b"{" else {}
         strict = Collector(is_strict=True)
         for index, image in enumerate(_records(options.listed_in, lists, "images", strict)):
@@ -515,7 +515,7 @@ def _from_regions(
     numbers: dict[str, int] = {}
     for record in entries:
         with collector.record(f"{path}: regions"):
-            entry = decode_as(_Entry, record, "image_id")
+            entry = decode_as(_Result, record, "image_id")
             key = bytes(record["image_id"])
             if key in images:
                 where = f"{path}: image {entry.image_id}"

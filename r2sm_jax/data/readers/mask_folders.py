@@ -7,7 +7,7 @@ from pathlib import Path
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.contradictions import MaskComparison, check
+from r2sm_jax.data.contradictions import MaskComparison, refuse_systematic
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import image_size, images_below
 from r2sm_jax.data.mask_reader import read_mask
@@ -51,7 +51,7 @@ def read_mask_folders(
             words = key.removeprefix(image_key).split("_")
             category = " ".join(word for word in words if word and not word.isdecimal())
             found[image_key].append(Instance(number, category or NO_NAME, modal, whole))
-    check(visible_dir, comparison.contradictions())
+    refuse_systematic(visible_dir, comparison.contradictions())
     unused = images.keys() - found.keys()
     if unused:
         collector.note(str(images_dir), f"{len(unused)} images have no masks and are left out")

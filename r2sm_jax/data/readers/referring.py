@@ -17,7 +17,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.collector import Collector
-from r2sm_jax.data.contradictions import MaskComparison, check
+from r2sm_jax.data.contradictions import MaskComparison, refuse_systematic
 from r2sm_jax.data.dataset import NO_NAME, ImageTruth, Instance
 from r2sm_jax.data.images import image_folders
 from r2sm_jax.data.masks import RLE, Mask
@@ -526,7 +526,7 @@ def read_r2sm(
                 raise ValueError(f"its mask type is {own_type!r}; write 'modal' or 'amodal'")
             text = TAG.sub(" ", entry.text)
             images.ask(image, text, targets, {"task": "reasoning"}, entry.answer, own_type)
-    check(", ".join(map(str, sources)), comparison.contradictions())
+    refuse_systematic(", ".join(map(str, sources)), comparison.contradictions())
     yield from images.truths()
 
 

@@ -35,12 +35,12 @@ def read_yolo(
         stated = yaml.safe_load(read_bytes(path))
         names = stated["names"]
         names = names if isinstance(names, dict) else dict(enumerate(names))
+        for number, name in names.items():
+            collector.add_category(str(name), {"id": number + 1})
         place = str(stated[split] if images_dir is None else images_dir.resolve())
+        root = path.parent / (stated.get("path") or "")
     except (yaml.YAMLError, TypeError, KeyError):
         raise InputError(f"{path}: it has no names, or no {split}; give a data.yaml") from None
-    for number, name in names.items():
-        collector.add_category(str(name), {"id": number + 1})
-    root = path.parent / (stated.get("path") or "")
     # Roboflow writes ../train/images for a folder beside data.yaml.
     folder = next(
         (f for f in (root / place, path.parent / place.removeprefix("../")) if f.is_dir()), None
@@ -77,7 +77,7 @@ def read_labels(
             kind, *shares = map(float, line.split())
             if len(shares) == 4:
                 raise ValueError("it is a box and no mask")
-            if len(shares) % 2 or max(map(abs, shares)) > MAX_SHARE:
+            if len(shares) < 6 or len(shares) % 2 or max(map(abs, shares)) > MAX_SHARE:
                 raise ValueError("give shares x y of the image's size, from 0 to 1")
             if kind not in names:
                 raise ValueError(f"class {kind:g} is none of `names`")

@@ -25,6 +25,10 @@ GROUP_NOUN_SHARE = 0.08  # nouns of a group of classes: "the vehicle"
 ANYTHING_SHARE = 0.06  # nouns for any object at all: "the striped thing"
 PLAIN_SHARE = 0.2  # of objects without a pattern, names that may say "plain"
 PATTERN_AFTER_SHARE = 0.35  # of patterns, those that follow their noun: "with stripes"
+CLASS_NAME_SHARE = 0.3  # of nouns for an object of a photo, at least the name of its class
+
+PEOPLE = {"person", "people", "human", "man", "woman", "boy", "girl", "child"}
+"""Words at the end of the classes whose colour is that of their clothes."""
 
 Named = tuple[str, frozenset[int]]
 """A noun and the ids of all objects that it could mean."""
@@ -55,10 +59,19 @@ class NameWriter:
     seed.
     """
 
-    def __init__(self, objects: ImageObjects, rng: np.random.Generator, held_out: bool):
+    def __init__(
+        self,
+        objects: ImageObjects,
+        rng: np.random.Generator,
+        held_out: bool,
+        of_photo: bool = False,
+    ):
+        """`of_photo` says that people ask for these objects by class and among their like; what is
+        drawn has many names, and seldom its like beside it."""
         self.objects = objects
         self.rng = rng
         self.held_out = held_out
+        self.of_photo = of_photo
         self.words = read_toml("phrases.toml")
         self._anchors: dict[int, list[str]] = {}  # of each object; they are asked for often
 
@@ -83,7 +96,17 @@ class NameWriter:
         unique = [o for o in options if self.objects.matching(ids, *o) == (target.id,)]
         if not unique:
             return None
-        return self.singular(target, noun, *self.adjectives(*pick(self.rng, unique)))
+        return self.singular(target, noun, *self.adjectives(target, *pick(self.rng, unique)))
+
+    def name_by_colour(self, target: ObjectFacts) -> Phrase | None:
+        """A name that needs the colour: "the red mug", "the person in red"."""
+        named = self.noun(target)
+        if named is None or target.colour is None:
+            return None
+        noun, ids = named
+        if self.objects.matching(ids, target.colour, None) != (target.id,):
+            return None
+        return self.singular(target, noun, *self.adjectives(target, target.colour, None))
 
     def absent_name(self, category: str) -> Phrase | None:
         """The name of a class that the image lacks; None if it could mean another object."""
@@ -103,7 +126,10 @@ class NameWriter:
                 for colour in (None, other.colour):
                     ids = self.objects.matching(self.objects.named(noun), colour, None)
                     if ids == (other.id,) and not is_plural(noun):
-                        names.append(join_words("the", colour, noun))
+                        before, after = colour, None
+                        if colour and is_person(other.category):
+                            before, after = None, f"in {colour}"
+                        names.append(join_words("the", before, noun, after))
             self._anchors[other.id] = names
         # A random number is drawn at each call, so that not all relations use the same name.
         names = self._anchors[other.id]
@@ -137,10 +163,17 @@ class NameWriter:
         if not nouns:
             return None
         noun = pick(self.rng, nouns)
+        category = self.objects.category[target.id]
+        if self.of_photo and category in nouns and self.rng.random() < CLASS_NAME_SHARE:
+            noun = category
         return noun, self.objects.named(noun)
 
-    def adjectives(self, colour: str | None, pattern: str | None) -> tuple[str, str]:
-        """Words before and after a noun: "red" mug "with stripes"."""
+    def adjectives(
+        self, target: ObjectFacts, colour: str | None, pattern: str | None
+    ) -> tuple[str, str]:
+        """Words before and after a noun: "red" mug "with stripes", person "dressed in red"."""
+        if colour and is_person(target.category):
+            return "", pick(self.rng, self.words["clothes"]).format(colour=colour)
         if pattern is None:
             return join_words(colour), ""
         words = lexicon().patterns.get(pattern, {"before": [pattern], "after": []})
@@ -157,6 +190,10 @@ class NameWriter:
         if not after and " of " not in noun:
             possessive = f"the {bare}'" if many and bare.endswith("s") else f"the {bare}'s"
         return Phrase(f"the {bare}", (target.id,), many, None if many else bare, possessive)
+
+
+def is_person(category: str) -> bool:
+    return not PEOPLE.isdisjoint(category.split()[-1:])
 
 
 def join_words(*words: str | None) -> str:

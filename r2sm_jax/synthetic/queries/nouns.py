@@ -9,7 +9,7 @@ a language model.
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -140,6 +140,16 @@ def words_of(text: str) -> tuple[str, ...]:
 def same_class(text: str, name: str) -> bool:
     """Whether a text is the class `name`, as it is written or as it is displayed."""
     return words_of(text) in (words_of(name), words_of(display_name(name)))
+
+
+def absent_names(names: Iterable[str], present: Collection[str]) -> list[str]:
+    """The names of classes that none of those which are present may be: "cup" is not absent beside
+    "Cups" or "coffee cup", nor is "coffee cup" beside "cup"."""
+    absent = []
+    for name in names:
+        if not any(says_name(name, other) or says_name(other, name) for other in present):
+            absent.append(name)
+    return absent
 
 
 def says_name(text: str, name: str) -> bool:

@@ -5,7 +5,7 @@ Positions and sizes need a clear margin. A method returns None if there is no su
 attempt draws again.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
@@ -17,8 +17,13 @@ from r2sm_jax.synthetic.random_choice import choose, pick
 # Shares of the draws.
 KIND_SHARES = np.cumsum((0.45, 0.15, 0.15, 0.15, 0.1))
 """Of names, positions, phrases about hiding, uses, and phrases for several objects."""
+CHOICE_KIND_SHARES = np.cumsum((0.3, 0.48, 0.1, 0.12))
+"""Of names with a colour, positions, phrases about hiding, and phrases for several objects."""
 POSITION_SHARES = np.cumsum((0.3, 0.3, 0.28, 0.12))
 """Of sizes, outermost objects, relations to one object, places between two."""
+CHOICE_SHARE = 0.5
+"""Of phrases about photos where objects have their like beside them, at least those about one."""
+ORDER_SHARE = 0.5  # of outermost objects of a photo, those that are counted: "second from the left"
 DIRECTION_BEFORE_SHARE = 0.4  # of outermost objects, the direction before the noun: "leftmost mug"
 CLASS_FUNCTION_SHARE = 0.6  # of uses, that of the class and not of a group that it belongs to
 BOTH_SHARE = 0.2  # of two names, "both" before them
@@ -26,8 +31,12 @@ FULL_VIEW_SHARE = 0.2  # of phrases about hiding, "in full view"
 BEHIND_SHARE = 0.5  # of phrases about hiding, "behind"; the rest is "in front of"
 
 MAX_ATTEMPTS = 3  # to write a phrase of one kind about one target
-MIN_DIRECTION_GAP = 0.20  # margin of a position, in extents of all objects together
-MIN_BETWEEN_GAP = 0.12  # margin of a position between two objects
+# Margins, in extents of all objects together.
+MIN_DIRECTION_GAP = 0.20  # of a position
+MIN_DIRECTION_GAP_OF_PHOTO = 0.14  # of a position in a photo, where objects stand closer
+MIN_ORDER_GAP = 0.04  # from one object to the next where they are counted
+MAX_COUNTED = 6  # of a class, where its second or third is meant
+MIN_BETWEEN_GAP = 0.12  # of a position between two objects
 MAX_BETWEEN_DOUBT = 0.05  # from which another object may lie between them as well
 MIN_HIDDEN_OF_OTHERS = 0.1  # share that is hidden of all others where one is "in full view"
 MAX_TARGETS = 5  # of a phrase that does not name a class
@@ -36,6 +45,10 @@ MAX_TARGETS_OF_CLASS = 50
 
 class PhraseWriter(NameWriter):
     """Writes random phrases for the objects of one image: names, places, uses and sets."""
+
+    @property
+    def min_direction_gap(self) -> float:
+        return MIN_DIRECTION_GAP_OF_PHOTO if self.of_photo else MIN_DIRECTION_GAP
 
     def phrase(self, allowed_ids: Set[int]) -> Phrase | None:
         """A phrase for a random target of these, in half of the draws for a partly hidden one.
@@ -46,16 +59,33 @@ class PhraseWriter(NameWriter):
         allowed = [facts for facts in self.objects.all if facts.id in allowed_ids]
         preferred = [facts for facts in allowed if facts.is_partly_hidden == prefer_hidden]
         target = pick(self.rng, preferred or allowed)
+        if self.of_photo:
+            have_rivals = [facts for facts in allowed if self._has_rivals(facts)]
+            if have_rivals and self.rng.random() < CHOICE_SHARE:
+                target = pick(self.rng, have_rivals)
+            if self._has_rivals(target):
+                kinds = (self.name_by_colour, self._position, self._occlusion, self._several)
+                phrase = self._attempt(kinds[choose(self.rng, CHOICE_KIND_SHARES)], target)
+                if phrase is not None:
+                    return phrase
 
-        # Kinds that often find no phrase, such as positions, get several attempts, so that they do
-        # not become much rarer than their share.
         kinds = (self.name, self._position, self._occlusion, self._reasoning, self._several)
-        write = kinds[choose(self.rng, KIND_SHARES)]
+        return self._attempt(kinds[choose(self.rng, KIND_SHARES)], target)
+
+    def _attempt(
+        self, write: Callable[[ObjectFacts], Phrase | None], target: ObjectFacts
+    ) -> Phrase | None:
+        """A phrase of one kind. Kinds that often find none, such as positions, get several
+        attempts, so that they do not become much rarer than their share."""
         for _ in range(MAX_ATTEMPTS):
             phrase = write(target)
             if phrase is not None:
                 return phrase
         return None
+
+    def _has_rivals(self, target: ObjectFacts) -> bool:
+        """Whether the image has another object of the target's class."""
+        return list(self.objects.category.values()).count(self.objects.category[target.id]) > 1
 
     def _others(self, target: ObjectFacts, ids: frozenset[int]) -> list[ObjectFacts]:
         """The objects `ids` without the target."""
@@ -90,14 +120,35 @@ class PhraseWriter(NameWriter):
         others = ids - {target.id}
         if not others:
             return None
+        if self.of_photo and len(others) >= 2 and self.rng.random() < ORDER_SHARE:
+            return self._counted(target, noun, ids)
         for words in self.words["direction"]:
             axis, sign = words["axis"], words["sign"]
             gaps = [self.objects.gap(other, target.id, axis, sign)[0] for other in others]
-            if min(gaps) > MIN_DIRECTION_GAP:
+            if min(gaps) > self.min_direction_gap:
                 if self.rng.random() < DIRECTION_BEFORE_SHARE:
                     return self.singular(target, noun, before=words["before"])
                 return self.singular(target, noun, after=pick(self.rng, words["after"]))
         return None
+
+    def _counted(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
+        """The second or third of its class from one side: "the second mug from the left"."""
+        if len(ids) > MAX_COUNTED or is_plural(noun):
+            return None
+        side = pick(self.rng, self.words["counted"]["sides"])
+        place = 0
+        for other in ids - {target.id}:
+            nearest, furthest = self.objects.gap(other, target.id, 0, side["sign"])
+            if nearest > MIN_ORDER_GAP:
+                place += 1
+            elif furthest > -MIN_ORDER_GAP:
+                return None  # it is not clear which of both comes first
+        if len(ids) == 3 and place == 1 and self.rng.random() < 0.5:
+            return self.singular(target, noun, before=self.words["counted"]["middle"])
+        if place not in (1, 2):
+            return None
+        rank = self.words["counted"]["ranks"][place - 1]
+        return self.singular(target, noun, before=rank, after=side["after"])
 
     def _relation(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         """The only one of its class in a direction from another one: "the mug above the book"."""
@@ -112,7 +163,7 @@ class PhraseWriter(NameWriter):
             axis, sign = words["axis"], words["sign"]
             # The target lies further in this direction than to the side.
             sideways = max(abs(distance) for distance in gap(other.id, target.id, 1 - axis))
-            min_gap = max(MIN_DIRECTION_GAP, sideways)
+            min_gap = max(self.min_direction_gap, sideways)
             is_clear = gap(other.id, target.id, axis, sign)[0] > min_gap
             if is_clear and all(gap(other.id, i, axis, sign)[1] < 0.0 for i in rest):
                 relation = pick(self.rng, words["relation"])
@@ -284,7 +335,7 @@ class PhraseWriter(NameWriter):
                 return None  # it may have another one
 
         nouns = plural(noun)
-        before, after = self.adjectives(colour, pattern)
+        before, after = self.adjectives(target, colour, pattern)
         bare = join_words(before, nouns, after)
         words = self.words["determiners"]
         determiners = words["always"]

@@ -73,12 +73,14 @@ def write_queries(
     count: int,
     split: Split = "train",
     forbidden: Mapping[MaskType, Collection[int]] = MappingProxyType({}),
+    of_photo: bool = False,
 ) -> tuple[Query, ...]:
     """Up to `count` queries about one image, half modal, half amodal; their ids are all 0.
 
     No query of a type refers to one of its `forbidden` objects; if that leaves none, all queries
     are of the other type. Half of the targets of either type are partly hidden, if the image has
-    such objects.
+    such objects. Of a photo, half of the phrases are about one of several of its class, if there
+    are any.
 
     `train` and `val` use the training words. `val_phrasing` and `val_hard` use only wordings, nouns
     and function clauses held out from them, `test` the same nouns and clauses in wordings of its
@@ -88,7 +90,7 @@ def write_queries(
     if not objects or count < 1:
         return ()
 
-    writer = _QueryWriter(objects, rng, split)
+    writer = _QueryWriter(objects, rng, split, of_photo)
     ids = {facts.id for facts in objects}
     allowed: dict[MaskType, set[int]] = {
         t: ids.difference(forbidden.get(t, ())) for t in MASK_TYPES
@@ -153,7 +155,13 @@ class _QueryWriter:
     seed.
     """
 
-    def __init__(self, objects: Sequence[ObjectFacts], rng: np.random.Generator, split: Split):
+    def __init__(
+        self,
+        objects: Sequence[ObjectFacts],
+        rng: np.random.Generator,
+        split: Split,
+        of_photo: bool = False,
+    ):
         held_out = split in ("val_phrasing", "val_hard", "test")
         self.rng = rng
         self.all_hard = split == "val_hard"
@@ -161,7 +169,7 @@ class _QueryWriter:
             self.book = phrasebook("test")
         else:
             self.book = phrasebook("held_out" if held_out else "wordings")
-        self.phrases = PhraseWriter(ImageObjects(objects), rng, held_out)
+        self.phrases = PhraseWriter(ImageObjects(objects), rng, held_out, of_photo)
 
     def write(
         self, num_left: Mapping[MaskType, int], allowed: Mapping[MaskType, set[int]]
