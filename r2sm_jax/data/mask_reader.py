@@ -152,7 +152,7 @@ def from_pixels(values: np.ndarray) -> Mask:
     """
     if np.issubdtype(values.dtype, np.floating):
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
-            raise ValueError("its numbers are no probabilities from 0 to 1")
+            raise ValueError("its numbers are no probabilities from 0 to 1; cut logits at 0")
         return values > 0.5
     highest, lowest = int(values.max()), int(values.min())
     threshold = highest // 2
