@@ -156,13 +156,22 @@ def test_sigterm_takes_the_photos_away(tiny_run, tmp_path):
     assert not list(tmp_path.glob("r2sm_jax_demo_*"))
 
 
-def test_the_page_is_served_and_its_port_is_taken_then(refused, tiny_run, page):
+def test_the_page_is_served(page):
     pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
     blocks = demo.build(page)
     blocks.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
     try:
         with urllib.request.urlopen(blocks.local_url) as answer:
             assert demo.TITLE in answer.read().decode()
+    finally:
+        blocks.close()
+
+
+def test_a_port_that_is_taken_is_told(refused, tiny_run, page):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
+    blocks = demo.build(page)
+    blocks.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
+    try:
         port = blocks.server_port
         assert f"--port {port}" in refused(demo.main, tiny_run, "--port", port)
     finally:
