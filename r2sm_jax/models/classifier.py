@@ -56,7 +56,7 @@ class Classifier(nnx.Module):
         logits = self.out(jax.nn.relu6(self.hidden(features))).astype(jnp.float32)
         probabilities = jax.nn.softmax(logits)
         share = resize(image_mask[..., None].astype(jnp.float32), features.shape[1])
-        # A strip can be narrower than half a cell. Equal shares are rounded differently on some CPUs.
+        # A strip can be narrower than half a cell. Some CPUs round equal shares differently.
         enough = jnp.minimum(0.5, 0.99 * share.max((1, 2), keepdims=True))
         return rearrange(jnp.where(share >= enough, probabilities, 0), "b h w k -> b (h w) k")
 

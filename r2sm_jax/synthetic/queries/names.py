@@ -114,7 +114,7 @@ class NameWriter:
         nouns = [noun for noun in nouns if not self.objects.named(noun)]
         if not nouns:
             return None
-        noun = pick(self.rng, nouns)
+        noun = self._pick_noun(nouns, clean_name(category))
         many = is_plural(noun)
         return Phrase(f"the {noun}", (), many, bare=None if many else noun)
 
@@ -162,11 +162,15 @@ class NameWriter:
         nouns = self.nouns(self.objects.entry[target.id])
         if not nouns:
             return None
-        noun = pick(self.rng, nouns)
-        category = self.objects.category[target.id]
-        if self.of_photo and category in nouns and self.rng.random() < CLASS_NAME_SHARE:
-            noun = category
+        noun = self._pick_noun(nouns, self.objects.category[target.id])
         return noun, self.objects.named(noun)
+
+    def _pick_noun(self, nouns: Sequence[str], category: str) -> str:
+        """Picks the name of the class as often for what is there as for what is absent, so that it
+        does not tell."""
+        noun = pick(self.rng, nouns)
+        says_class = self.of_photo and category in nouns
+        return category if says_class and self.rng.random() < CLASS_NAME_SHARE else noun
 
     def adjectives(
         self, target: ObjectFacts, colour: str | None, pattern: str | None

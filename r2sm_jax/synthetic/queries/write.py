@@ -135,7 +135,7 @@ def write_absent_queries(
     if not objects:
         return ()
 
-    writer = _QueryWriter(objects, rng, split)
+    writer = _QueryWriter(objects, rng, split, of_photo=True)
     by_text: dict[str, Query] = {}
     for k in rng.permutation(len(absent)):
         if len(by_text) == count:
