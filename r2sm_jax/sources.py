@@ -23,7 +23,11 @@ ALL = "all"
 PROCEDURAL = ("scenes", "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
 PARTS = ("images", "backgrounds", "cutouts", "crowds")
-READ = {"json": ["images"], "compose": ["images", "cutouts", "crowds"], "cutouts": ["backgrounds"]}
+READ = {
+    "json": ["images"],
+    "compose": ["images", "cutouts", "crowds"],
+    "cutouts": ["backgrounds"],
+}
 """Which `PARTS` of `DataConfig` a kind of source reads."""
 SCORED_PICTURES_A_PHOTO = 4
 """Of few photos no more pictures than that are scored: they would show the same things again."""

@@ -150,6 +150,9 @@ def test_photos_and_cutouts_are_split(file):
 
 def test_photos_and_cutouts_are_of_the_whole_file(file, source, monkeypatch):
     in_order = source.photos.photos_of_split("train")
+    for count in (len(in_order), len(in_order) + 5, 3 * len(in_order), None):
+        whole = ComposeSource(file, "train", count, seed=3, size=SIZE)
+        assert set(whole.photo_order[: len(whole)]) == set(in_order)
     assert ComposeSource(file, "train", len(in_order), seed=3, size=SIZE).photo_indices == in_order
     with pytest.warns(UserWarning, match=f"10 of the {len(in_order)} photos.*--data.scenes"):
         few = ComposeSource(file, "train", 10, seed=3, size=SIZE)

@@ -116,7 +116,8 @@ def complete_overlap(rows: Rows) -> Overlaps:
 
     NaN where the shape is not annotated, or the system gives one mask for a modal query.
     """
-    of_both = _stack_counts(rows["both_shared"][:, 1, 1], rows["both"][:, 1], rows["truth"][:, 1])
+    shared = rows["both_shared"][:, 1, 1]
+    of_both = _stack_counts(shared, rows["both"][:, 1], rows["truth"][:, 1])
     of_answer = np.where(requested(rows)[:, None] == 1, overlap_of_rows(rows), np.nan)
     return np.where(np.isnan(rows["both"][:, :1]), of_answer, of_both)
 

@@ -92,10 +92,11 @@ class ComposeSource(ProceduralSource):
         self.photos = Photos(paths, images, crowds)
         self.photo_indices = self._choose_photos(count)
         self.photo_order = self.photo_indices
-        if self.is_training and (count is None or count >= len(self.photo_indices)):
-            self.photo_order = [
-                i for i in self.photo_indices for _ in range(self._count_repeats(i))
-            ]
+        if self.is_training:
+            repeated = [i for i in self.photo_indices for _ in range(self._count_repeats(i))]
+            # A part of these would leave photos out.
+            if count is None or count >= len(repeated):
+                self.photo_order = repeated
         self.count = len(self.photo_order) if count is None else count
         if max_pictures_a_photo is not None:
             self.count = min(self.count, max_pictures_a_photo * len(self.photo_indices))
