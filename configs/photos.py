@@ -34,7 +34,7 @@ def get_config() -> Config:
             classifier=True,
             target=True,
         ),
-        data=DataConfig(scenes=3072, mirror=False, text_only_queries=28000),
+        data=DataConfig(scenes=3072, text_only_queries=28000),
         optimizer=OptimizerConfig(
             learning_rate=5e-4, muon_learning_rate=0.011, muon_weight_decay=0.1
         ),

@@ -13,7 +13,7 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 FORMAT_VERSION = 2
 """Of the `config.json` of a run or an export; 2: compact exports may store differences from
 published weights (inference/load.py)."""
-MaskPair = Literal["mask2former", "lisa", "sam"]
+MaskRecipe = Literal["mask2former", "lisa", "sam"]
 MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (models/matmul.py)."""
 
@@ -218,7 +218,7 @@ class ModelConfig:
     whether what a sentence names is there (models/classifier.py). With `--init` as in the run that
     is started from."""
     target: bool = False
-    """Have a head that marks the words that name what a sentence means, for `decide`. It is trained
+    """Have a head that marks the words that name what a sentence means (`Decision.target`). It is trained
     on sentences alone when a run starts. With `--init` as in the run that is started from."""
     completer: CompleterConfig = field(default_factory=CompleterConfig)
     outliner: OutlinerConfig = field(default_factory=OutlinerConfig)
@@ -237,10 +237,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights of the losses, which suit the mask pair `mask2former`; each loss is logged."""
+    """The losses and their weights, which suit `--loss.masks mask2former`; each loss is logged."""
 
-    masks: MaskPair = "mask2former"
-    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1
+    masks: MaskRecipe = "mask2former"
+    """The losses of a mask: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1
     dice."""
     supervise: Literal["both", "requested"] = "both"
     """Train both masks on every query, or only the one that it asks for, in every loss
@@ -248,7 +248,7 @@ class LossConfig:
     slots: float = 0.15
     """Masks of the single instances of a query, one slot each, at half resolution."""
     aux: float = 0.5
-    """Fused masks after the earlier decoder blocks, at half resolution."""
+    """Fused masks after the earlier blocks of a `shared` decoder, at half resolution."""
     type: float = 1.0
     """The decision which of the two masks a sentence asks for."""
     type_smoothing: float = 0.03
@@ -325,11 +325,13 @@ class DataConfig:
     instances: int = 8
     """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
-    """Share of tokens that are hidden from the mask-type head, chosen at random each time."""
+    """Share of tokens that are hidden from a mask-type head that reads words alone, chosen at random
+    each time."""
     text_only_queries: int = 12000
     """Sentences without an image, about anything, from which the mask-type head also learns."""
     mirror: bool = True
-    """Mirror half of the images; their queries that say left or right are left out."""
+    """Mirror half of the images. Their queries that say left or right are left out; those of compose
+    are written about the mirrored image."""
     crop: float = 1.0
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
     cut are left out, and positions among objects of which one is."""
@@ -373,7 +375,7 @@ class LoopConfig:
     select_on: str = "dev"
     """Split of the quick evaluations, whose highest gIoU makes weights the run's best; dev is held
     out of train. val = the paper's protocol: the split is reported too, which the report says;
-    files train on dev then."""
+    a segmenter trains on dev of files then."""
     evaluate_samples: int = 64
     """Images in a quick evaluation, evenly spread over a file; composed pictures at most 4 of each
     photo."""
@@ -419,8 +421,7 @@ class Config:
     resume: bool = False
     """Continue the run folder (default: runs/latest) from its last checkpoint."""
     init: str | None = None
-    """Run whose weights are the starting point (fine-tuning); of a completer or outliner also an
-    export that holds one, such as photos-small."""
+    """Run or export, such as photos-small, whose weights are the starting point (fine-tuning)."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -516,6 +517,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.colour_jitter": (0.0, 0.99),
     "data.token_drop": (0.0, 0.99),
     "loss.type_smoothing": (0.0, 0.49),
+    **dict.fromkeys(
+        """loss.slots loss.aux loss.type loss.presence loss.iou loss.instance loss.dense""".split(),
+        (0, math.inf),
+    ),
     "train.ema": (0.0, 0.999999),
 }
 """Fields of a `Config` -> their smallest and largest value."""

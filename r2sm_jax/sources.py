@@ -126,6 +126,7 @@ def open_split(
                 images=data.images,
                 cutouts=data.cutouts,
                 crowds=data.crowds,
+                mirror=data.mirror,
                 max_pictures_a_photo=max_pictures_a_photo,
                 **options,
             )

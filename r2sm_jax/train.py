@@ -71,7 +71,8 @@ CROP_PARTS = {
 """What is trained on crops, and what scores it."""
 
 WRITTEN_TARGETS = 3
-"""So often the sentences whose target was labelled by reading stand among the generated ones."""
+"""How many times each sentence whose target was labelled by hand is repeated among the generated
+ones."""
 
 
 def train(config: Config) -> Path:
@@ -86,21 +87,22 @@ def train(config: Config) -> Path:
         known = read_config(earlier).model if earlier else None
         model = fill_sizes(config.model, known)
         if known is not None:
-            # Its constants come with the weights, from a run that may be older than it is.
+            # The constants of classifier and target head come with the weights, so that the earlier
+            # run says whether there are any, whatever the flags say.
             model = replace(model, classifier=known.classifier, target=known.target)
         config = replace(config, model=model)
     check_same(flatten_dict(to_json(config), sep="."))
     mesh = make_mesh(config.train, config.distributed.fsdp)
 
     # What is wrong with a split or with weights is found now.
-    source, dev = open_training(config), open_selecting(config)
+    source, selecting = open_training(config), open_selecting(config)
     print(f"{len(source):,} training images", flush=True)
     reported = open_reported(config) if config.train.part == "segmenter" else {}
-    warn_of_shared_pictures(source, {config.train.select_on: dev, **reported})
+    warn_of_shared_pictures(source, {config.train.select_on: selecting, **reported})
     # The loop reads the weights of a checkpoint.
     has_checkpoints = config.resume and has_checkpoint(find_run(config))
     published = not config.init and not has_checkpoints
-    task, inputs = make_task(config, source, dev, published=published)
+    task, inputs = make_task(config, source, selecting, published=published)
     if config.init and not has_checkpoints:
         nnx.update(task.model, initial_weights(config.init, config))
 
@@ -126,26 +128,28 @@ def train(config: Config) -> Path:
 
 
 def make_task(
-    config: Config, source: Source, dev: Source, *, published: bool
+    config: Config, source: Source, selecting: Source, *, published: bool
 ) -> tuple[Task, dict[str, Any]]:
     """Makes what is trained. Returns also the hashes of what it reads.
 
-    `dev`: selects the best weights; `published`: whether the model gets the published weights that
-    it names, else random ones.
+    `selecting`: the split that selects the best weights; `published`: whether the model starts from
+    the published weights that it names, else from random ones.
     """
     if config.train.part != "segmenter":
         part, make_evaluation = CROP_PARTS[config.train.part]
-        task = crop_task(part, config, source, make_evaluation(config, dev), published=published)
+        task = crop_task(
+            part, config, source, make_evaluation(config, selecting), published=published
+        )
         return task, {"data": {"sha256": hash_data(source, read_some(source))}}
 
     # Only heads that read words learn from sentences without an image.
     reads_words = config.model.head in LEARNED_HEADS or config.model.target
     num_text_only = config.data.text_only_queries if reads_words else 0
     text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
-    named = [*text_only, *WRITTEN_TARGETS * target_sentences("target_train")]
-    data = prepare_data(config, source, text_only, named)
+    with_target = [*text_only, *WRITTEN_TARGETS * target_sentences("target_train")]
+    data = prepare_data(config, source, text_only, with_target)
     fit_absence = data.has_absent_targets
-    evaluation = segmenter_evaluation(config, data.texts, dev, fit_absence=fit_absence)
+    evaluation = segmenter_evaluation(config, data.texts, selecting, fit_absence=fit_absence)
     language_model = {"name": config.model.text.name, **data.texts.identity}
     inputs = {"language_model": language_model, "data": {"sha256": data.sha256}}
     return segmenter_task(config, data, evaluation, published=published), inputs

@@ -37,9 +37,9 @@ from rich.table import Table
 
 import r2sm_jax
 from r2sm_jax.cli import cli_main, parse_config, parse_flags
-from r2sm_jax.config import Config, DataConfig
+from r2sm_jax.config import Config, DataConfig, ModelConfig, VisionConfig
 from r2sm_jax.data import masks
-from r2sm_jax.data.batches import Batch, ExampleBuilder, Examples, training_batches
+from r2sm_jax.data.batches import Batch, Examples, training_batches
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.prepare import prepare, random_crop
 from r2sm_jax.errors import InputError
@@ -53,7 +53,7 @@ from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.training.losses import segmenter_loss
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
-from r2sm_jax.training.segmenter import TrainingData, prepare_data
+from r2sm_jax.training.segmenter import TrainingData, fill_in_states, prepare_data
 from r2sm_jax.training.step import init_state, jit_train_step
 
 Figures = Iterator[tuple[str, str]]
@@ -98,7 +98,7 @@ def measure_training(args: Sequence[str]) -> Figures:
     yield "sentences encoded a second", f"{len(sentences) / seconds:.0f}"
 
     batches = make_batches(data, config)
-    batch = jax.device_put(data.texts.fill(next(batches)))
+    batch = jax.device_put(fill_in_states(next(batches), data.texts))
     batches.close()
     step = make_step(config, data)
     jax.block_until_ready(step(batch))
@@ -120,7 +120,7 @@ def make_step(config: Config, data: TrainingData) -> Callable[[Batch], Any]:
     graphdef, params, constants = nnx.split(model, nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps, config.model.vision)
     state = init_state(params, optimizer)
-    loss = segmenter_loss(config, data.names)
+    loss = segmenter_loss(config, data.name_embeddings)
     train_step = jit_train_step(graphdef, loss, optimizer, config.train)
 
     def step(batch: Batch) -> Any:
@@ -138,15 +138,7 @@ def measure_data(args: Sequence[str]) -> Figures:
     data, vision = config.data, config.model.vision
     source = open_training(config)
     count = min(96, len(source))
-    assemble = ExampleBuilder(
-        blank_token_ids,
-        tokens=32,
-        queries=data.queries,
-        instances=data.instances,
-        slots=config.model.decoder.slots,
-        mirror=data.mirror,
-        colour_jitter=data.colour_jitter,
-    )
+    examples = Examples(source, config, blank_token_ids, text_length=32, max_kept_bytes=0)
     rng = np.random.default_rng(0)
 
     def mean_milliseconds(work: Callable[[int], Any]) -> str:
@@ -161,24 +153,16 @@ def measure_data(args: Sequence[str]) -> Figures:
             image_size=vision.image_size,
             mask_size=config.model.mask_size,
             vocabulary=source.vocabulary,
+            tokenizer=blank_token_ids,
         )
 
     samples = [source[i] for i in range(count)]
     prepared = [prepare_sample(sample) for sample in samples]
     yield "decode image and masks", mean_milliseconds(source.__getitem__)
     yield "letterbox and pool", mean_milliseconds(lambda i: prepare_sample(samples[i]))
-    yield "assemble", mean_milliseconds(lambda i: assemble(i, prepared[i], rng))
+    yield "assemble", mean_milliseconds(lambda i: examples.assemble(prepared[i], rng))
 
     batch_size = config.train.batch_size
-    examples = Examples(
-        source,
-        assemble,
-        image_size=vision.image_size,
-        mask_size=config.model.mask_size,
-        crop=data.crop,
-        fresh=data.fresh,
-        max_kept_bytes=0,
-    )
     batches = training_batches(examples, batch_size=batch_size, seed=0, workers=data.workers)
     for _ in range(1 + data.workers):  # every worker has started
         next(batches)
@@ -228,11 +212,11 @@ def measure_loading(args: Sequence[str]) -> Figures:
     with tempfile.TemporaryDirectory() as name:
         source = read_json(write_photos(Path(name), NUM_PHOTOS))
         for size, workers in itertools.product(config.sizes, config.workers):
-            assemble = ExampleBuilder(
-                blank_token_ids, tokens=32, queries=8, instances=8, slots=4, mirror=True
-            )
+            model = ModelConfig(vision=VisionConfig(image_size=size, patch_size=16))
             batches = training_batches(
-                Examples(source, assemble, image_size=size, mask_size=size // 4, max_kept_bytes=0),
+                Examples(
+                    source, Config(model=model), blank_token_ids, text_length=32, max_kept_bytes=0
+                ),
                 batch_size=BATCH_SIZE,
                 seed=0,
                 workers=workers,
@@ -380,7 +364,7 @@ def measure_memory(args: Sequence[str]) -> Figures:
         batches = make_batches(data, config)
         train_step = make_step(config, data)
         for step in range(1, flags.steps + 1):
-            jax.block_until_ready(train_step(data.texts.fill(next(batches))))
+            jax.block_until_ready(train_step(fill_in_states(next(batches), data.texts)))
             if step % 10 == 0 or step == flags.steps:
                 yield f"memory after {step} steps", current_memory()
         batches.close()

@@ -34,7 +34,7 @@ from flax import nnx
 
 from r2sm_jax.cli import cli_main, load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
-from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
+from r2sm_jax.data.batches import NUM_TYPE_SENTENCES, Batch
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.inference.model_folder import find_folder
 from r2sm_jax.models.image_encoder import VisionEncoder
@@ -496,8 +496,8 @@ VOCABULARY = {"category": 100}
 """Group -> number of names that pixels are compared with; others hardly change the figures."""
 
 
-def batch_shapes(config: Config) -> dict[str, Any]:
-    """Returns the shapes of a training batch, as data/batches.py lists them."""
+def batch_shapes(config: Config) -> Batch:
+    """Returns the shapes of a training batch."""
     b = config.train.batch_size
     k = config.data.queries
     m = config.data.instances
@@ -532,12 +532,11 @@ def batch_shapes(config: Config) -> dict[str, Any]:
             "type_valid": ((f,), jnp.bool_),
         }
 
-    batch: dict[str, Any] = {}
-    for name, (shape, dtype) in shapes.items():
-        batch[name] = jax.ShapeDtypeStruct((b, *shape), dtype)
+    arrays = {
+        name: jax.ShapeDtypeStruct((b, *shape), dtype) for name, (shape, dtype) in shapes.items()
+    }
     labels = jax.ShapeDtypeStruct((b, m), jnp.int32)
-    batch["labels"] = dict.fromkeys(VOCABULARY, labels)
-    return batch
+    return Batch(labels=dict.fromkeys(VOCABULARY, labels), **arrays)
 
 
 if __name__ == "__main__":

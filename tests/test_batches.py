@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from r2sm_jax.config import DataConfig
-from r2sm_jax.data.batches import ExampleBuilder, Examples, training_batches
+from r2sm_jax.config import Config, DataConfig, DecoderConfig, ModelConfig, VisionConfig
+from r2sm_jax.data.batches import MAX_KEPT_BYTES, Batch, Examples, training_batches
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.prepare import Prepared, prepare
+from r2sm_jax.data.prepare import Prepared, Tokenize, prepare
+from r2sm_jax.language.tokenizer import NO_TOKEN
 from r2sm_jax.query import AMODAL, MODAL, Query
 from r2sm_jax.sources import open_split
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
+from r2sm_jax.synthetic.scenes.source import SceneSource
 
 HEIGHT, WIDTH, SIZE, CELLS = 20, 40, 32, 16
 VOCABULARY = {"category": ("mug", "book"), "colour": ("red", "blue")}
@@ -53,8 +56,19 @@ def sample() -> Sample:
     )
 
 
-def prepared(one: Sample | None = None) -> Prepared:
-    return prepare(one or sample(), image_size=SIZE, mask_size=CELLS, vocabulary=VOCABULARY)
+def lengths_of(texts: Sequence[str]) -> list[list[int]]:
+    """Token ids that tell which sentence they are of."""
+    return [[len(text)] * 3 for text in texts]
+
+
+def prepared(one: Sample | None = None, tokenizer: Tokenize = lengths_of) -> Prepared:
+    return prepare(
+        one or sample(),
+        image_size=SIZE,
+        mask_size=CELLS,
+        vocabulary=VOCABULARY,
+        tokenizer=tokenizer,
+    )
 
 
 def test_an_object_that_is_fully_visible_is_pooled_once(monkeypatch):
@@ -74,23 +88,38 @@ def test_an_object_that_is_fully_visible_is_pooled_once(monkeypatch):
     other = prepared(replace(sample(), instances=(hidden, shared)))
     assert sum(mask is book for mask in pooled) == 1
     for name in ("masks", "boxes", "pixel_weight"):
-        np.testing.assert_array_equal(one[name], other[name])
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-def lengths_of(texts: Sequence[str]) -> list[list[int]]:
-    """Token ids that tell which sentence they are of."""
-    return [[len(text)] * 3 for text in texts]
+def config(head: str = "none", **data) -> Config:
+    data = {"queries": 4, "instances": 3, "mirror": False, "token_drop": 0.0} | data
+    model = ModelConfig(
+        vision=VisionConfig(image_size=SIZE, patch_size=8),
+        decoder=DecoderConfig(slots=2),
+        head=head,  # pyright: ignore[reportArgumentType]
+    )
+    return Config(model=model, data=DataConfig(**data))
 
 
-def assemble(p: Prepared, seed: int = 0, **changes) -> dict:
-    options = {"tokens": 3, "queries": 4, "instances": 3, "slots": 2, "mirror": False} | changes
-    return ExampleBuilder(**{"tokenizer": lengths_of} | options)(5, p, np.random.default_rng(seed))
+def assemble(
+    p: Prepared, seed: int = 0, text_only=(), type_text_length: int = 0, **changes
+) -> Batch:
+    """An example of a sample. The source does not matter."""
+    made = Examples(
+        open_split(DataConfig(), "train", count=1, size=SIZE),
+        config(**changes),
+        lengths_of,
+        text_length=3,
+        text_only=text_only,
+        type_text_length=type_text_length,
+    )
+    return made.assemble(p, np.random.default_rng(seed))
 
 
-def flipped(p: Prepared, **changes) -> dict:
+def flipped(p: Prepared) -> Batch:
     """An assembled example that is mirrored."""
-    examples = (assemble(p, seed, mirror=True, **changes) for seed in range(50))
-    return next(e for e in examples if not np.array_equal(e["image"], p["image"]))
+    made = (assemble(p, seed, mirror=True) for seed in range(50))
+    return next(e for e in made if not np.array_equal(e.image, p.image))
 
 
 # Prepared once.
@@ -99,57 +128,57 @@ def flipped(p: Prepared, **changes) -> dict:
 def test_image_and_masks_stay_on_each_other_in_the_letterbox():
     p = prepared()
     assert (
-        p["image"].shape == (SIZE, SIZE, 3)
-        and p["image_mask"].sum() == SIZE * SIZE // 2
-        and not p["image_mask"][16:].any()
+        p.image.shape == (SIZE, SIZE, 3)
+        and p.image_mask.sum() == SIZE * SIZE // 2
+        and not p.image_mask[16:].any()
     )
-    bright = (p["image"][..., 0] > 200) & p["image_mask"]
-    drawn = p["masks"][0, MODAL].repeat(2, 0).repeat(2, 1) > 127
+    bright = (p.image[..., 0] > 200) & p.image_mask
+    drawn = p.masks[0, MODAL].repeat(2, 0).repeat(2, 1) > 127
     assert np.count_nonzero(bright & drawn) / np.count_nonzero(bright | drawn) > 0.85
     assert (
-        p["masks"].dtype == np.uint8
-        and not p["masks"][..., 8:, :].any()
-        and (p["pixel_weight"][:8] == 255).all()
+        p.masks.dtype == np.uint8
+        and not p.masks[..., 8:, :].any()
+        and (p.pixel_weight[:8] == 255).all()
     )
-    assert not p["pixel_weight"][8:].any()
+    assert not p.pixel_weight[8:].any()
 
 
 def test_modal_lies_within_amodal_and_only_the_hidden_part_differs():
-    (mug_modal, mug_amodal), (book_modal, book_amodal) = prepared()["masks"]
+    (mug_modal, mug_amodal), (book_modal, book_amodal) = prepared().masks
     assert (mug_modal <= mug_amodal).all() and mug_amodal.sum() > 1.8 * mug_modal.sum()
     assert (book_modal == book_amodal).all()
 
 
 def test_boxes_names_and_members():
     p = prepared()
-    np.testing.assert_allclose(p["boxes"][1], [15 / 40, 0, 35 / 40, 20 / 40], atol=1 / SIZE)
-    assert p["labels"]["category"].tolist() == [0, 1] and p["labels"]["colour"].tolist() == [0, -1]
-    assert p["query_instances"].tolist() == [
+    np.testing.assert_allclose(p.boxes[1], [15 / 40, 0, 35 / 40, 20 / 40], atol=1 / SIZE)
+    assert p.labels["category"].tolist() == [0, 1] and p.labels["colour"].tolist() == [0, -1]
+    assert p.query_instances.tolist() == [
         [True, False],
         [True, False],
         [True, True],
         [False, False],
     ]
-    assert p["is_amodal"].tolist() == [False, True, False, False]
+    assert p.is_amodal.tolist() == [False, True, False, False]
 
 
 def test_ignored_regions_are_left_out_of_the_loss_and_their_queries_go():
     one = sample()
     ignored = replace(one.instances[1], ignore=True)
     p = prepared(replace(one, instances=(one.instances[0], ignored)))
-    assert len(p["masks"]) == 1 and p["texts"] == (
+    assert len(p.masks) == 1 and p.texts == (
         "the mug",
         "the whole mug on the left",
         "the elephant",
     )
-    assert not p["pixel_weight"][:8, 7:13].any() and (p["pixel_weight"][:8, :5] == 255).all()
+    assert not p.pixel_weight[:8, 7:13].any() and (p.pixel_weight[:8, :5] == 255).all()
 
 
 def test_an_unknown_amodal_mask_is_marked_so():
     one = sample()
     p = prepared(replace(one, instances=(replace(one.instances[0], amodal=None), one.instances[1])))
-    assert p["is_known"].tolist() == [[True, False], [True, True]]
-    assert (p["masks"][0, AMODAL] == p["masks"][0, MODAL]).all()
+    assert p.is_known.tolist() == [[True, False], [True, True]]
+    assert (p.masks[0, AMODAL] == p.masks[0, MODAL]).all()
 
 
 # Assembled at every visit.
@@ -168,78 +197,75 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
         "slot_targets": ("i4", (4, 2)),
         "is_amodal": ("?", (4,)),
         "query_mask": ("?", (4,)),
-        "text_ids": ("i4", (4, 3)),
+        "text": ("i4", (4, 3)),
         "text_mask": ("?", (4, 3)),
-        "index": ("i4", ()),
     }
-    actual = {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
+    arrays = {k: v for k, v in e._asdict().items() if isinstance(v, np.ndarray)}
+    actual = {k: (v.dtype, v.shape) for k, v in arrays.items()}
     assert actual == {k: (np.dtype(t), s) for k, (t, s) in expected.items()}
-    assert {k: (v.dtype, v.shape) for k, v in e["labels"].items()} == dict.fromkeys(
+    assert {k: (v.dtype, v.shape) for k, v in e.labels.items()} == dict.fromkeys(
         VOCABULARY, (np.dtype("i4"), (3,))
     )
 
 
 def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
-    assert assemble(prepared(), has_text_head=True)["type_text_mask"].all()
-    some = np.stack(
-        [
-            assemble(prepared(), seed=seed, has_text_head=True, token_drop=0.5)["type_text_mask"]
-            for seed in range(20)
-        ]
-    )
+    p = prepared()
+    mask = assemble(p, head="attention").type_text_mask
+    assert mask is not None and mask[:4].all()
+    dropped = [assemble(p, seed, head="attention", token_drop=0.5) for seed in range(20)]
+    some = np.stack([e.type_text_mask[:4] for e in dropped])
     assert some[:, :, 0].all() and 0.3 < some[:, :, 1:].mean() < 0.7
 
 
 def test_the_head_learns_from_queries_and_from_sentences_about_anything():
-    free = write_text_only_queries(40, seed=0)
-    possible = {
-        len(s.text): {t.mask_type == "amodal" for t in free if len(t.text) == len(s.text)}
-        for s in free
-    }
+    free = [
+        ([len(one.text)] * 3, one.mask_type == "amodal")
+        for one in write_text_only_queries(40, seed=0)
+    ]
+    possible = {ids[0]: {answer for other, answer in free if other == ids} for ids, _ in free}
     p, rows = prepared(), []
-    is_amodal = dict(zip(map(len, p["texts"]), p["is_amodal"].tolist(), strict=True))
+    is_amodal = dict(zip(map(len, p.texts), p.is_amodal.tolist(), strict=True))
     for seed in range(20):
-        e = assemble(p, seed, has_text_head=True, text_only=free)
-        assert e["type_text_ids"].shape == (9, 3) and e["type_valid"].all()
-        rows += (lengths := e["type_text_ids"][:, 0].tolist())
-        assert [is_amodal[n] for n in lengths[:3]] == e["type_is_amodal"][:3].tolist()
-        assert all(e["type_is_amodal"][i] in possible[lengths[i]] for i in range(3, 9))
-        longer = assemble(p, seed, has_text_head=True, text_only=free, type_tokens=5)
-        assert longer["type_text_ids"].shape == (9, 5) and longer["text_ids"].shape == (4, 3)
+        e = assemble(p, seed, head="attention", text_only=free)
+        assert e.type_text.shape == (9, 3) and e.type_valid.all()
+        rows += (lengths := e.type_text[:, 0].tolist())
+        assert [is_amodal[n] for n in lengths[:3]] == e.type_is_amodal[:3].tolist()
+        assert all(e.type_is_amodal[i] in possible[lengths[i]] for i in range(3, 9))
+        longer = assemble(p, seed, head="attention", text_only=free, type_text_length=5)
+        assert longer.type_text.shape == (9, 5) and longer.text.shape == (4, 3)
     assert set(is_amodal) <= set(rows) and len(set(rows)) > 10
-    alone = assemble(p | {"texts": p["texts"][:3]}, has_text_head=True)
-    assert alone["type_valid"].tolist() == [True] * 3 + [
-        False
-    ] * 6 and "type_text_ids" not in assemble(p)
+    alone = assemble(p._replace(token_ids=p.token_ids[:3]), head="attention")
+    assert alone.type_valid.tolist() == [True] * 3 + [False] * 6 and assemble(p).type_text is None
 
 
 def test_queries_that_are_too_long_are_left_out():
-    p = prepared()
+    too_long = [query.text for query in sample().queries[1:3]]
 
     def tokenize(texts):
-        return [[len(text)] * (9 if text in p["texts"][1:3] else 3) for text in texts]
+        return [[len(text)] * (9 if text in too_long else 3) for text in texts]
 
+    p = prepared(tokenizer=tokenize)
     for seed in range(20):
-        e = assemble(p, seed, has_text_head=True, tokenizer=tokenize)
-        assert e["query_mask"].tolist() == [True] * 2 + [False] * 2
-        ids = {*e["text_ids"][:, 0], *e["type_text_ids"][:, 0]}
-        assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(ids)
-        assert e["type_valid"].sum() == 2 and not e["query_instances"][2:].any()
-    too_long = assemble(p, tokenizer=lambda texts: [[1] * 9 for _ in texts])
-    assert not too_long["query_mask"].any()
+        e = assemble(p, seed, head="attention")
+        assert e.query_mask.tolist() == [True] * 2 + [False] * 2
+        ids = {*e.text[:, 0], *e.type_text[:, 0]}
+        assert ids.isdisjoint(map(len, too_long))
+        assert e.type_valid.sum() == 2 and not e.query_instances[2:].any()
+    p = prepared(tokenizer=lambda texts: [[1] * 9 for _ in texts])
+    assert not assemble(p).query_mask.any()
 
 
 def test_everything_beyond_the_sample_is_padding():
     e = assemble(prepared(), queries=6)
-    assert e["query_mask"].tolist() == [True] * 4 + [False] * 2
+    assert e.query_mask.tolist() == [True] * 4 + [False] * 2
     assert (
-        not e["query_instances"][4:].any()
-        and not e["query_instances"][:, 2].any()
-        and (e["slot_targets"][4:] == -1).all()
+        not e.query_instances[4:].any()
+        and not e.query_instances[:, 2].any()
+        and (e.slot_targets[4:] == -1).all()
     )
-    assert e["labels"]["category"].tolist() == [0, 1, -1] and not e["masks"][2].any()
-    assert e["slot_targets"].tolist()[:4] == [[0, -1], [0, -1], [0, 1], [-1, -1]]
-    assert e["text_ids"][:, 0].tolist() == [7, 25, 11, 12, 0, 0]
+    assert e.labels["category"].tolist() == [0, 1, -1] and not e.masks[2].any()
+    assert e.slot_targets.tolist()[:4] == [[0, -1], [0, -1], [0, 1], [-1, -1]]
+    assert e.text[:, 0].tolist() == [7, 25, 11, 12, NO_TOKEN, NO_TOKEN]
 
 
 def test_a_sample_without_instances_or_queries_is_all_padding():
@@ -248,51 +274,49 @@ def test_a_sample_without_instances_or_queries_is_all_padding():
         replace(sample(), queries=()),
     ):
         e = assemble(prepared(one), mirror=True)
-        assert e["query_mask"].sum() == len(one.queries) and not e["query_instances"].any()
+        assert e.query_mask.sum() == len(one.queries) and not e.query_instances.any()
 
 
 def test_fewer_queries_are_chosen_at_random_and_in_full():
     p, all_lengths = prepared(), set()
     for seed in range(20):
         e = assemble(p, seed, queries=2)
-        lengths = e["text_ids"][:, 0].tolist()
+        lengths = e.text[:, 0].tolist()
         all_lengths.update(lengths)
         for row, length in enumerate(lengths):
-            of = [len(t) for t in p["texts"]].index(length)
+            of = [len(t) for t in p.texts].index(length)
             assert (
-                e["is_amodal"][row] == p["is_amodal"][of]
-                and e["query_instances"][row].sum() == p["query_instances"][of].sum()
+                e.is_amodal[row] == p.is_amodal[of]
+                and e.query_instances[row].sum() == p.query_instances[of].sum()
             )
-    assert all_lengths == {len(t) for t in p["texts"]}
+    assert all_lengths == {len(t) for t in p.texts}
 
 
 def test_a_query_whose_instances_do_not_all_fit_is_left_out():
     e = assemble(prepared(), instances=1)
-    assert e["query_mask"].tolist() == [True, True, False, True]
+    assert e.query_mask.tolist() == [True, True, False, True]
 
 
 def test_mirroring_turns_everything_and_keeps_modal_within_amodal():
     p = prepared()
     e = flipped(p)
     for name in ("image", "image_mask", "pixel_weight"):
-        np.testing.assert_array_equal(e[name], p[name][:, ::-1])
-    np.testing.assert_array_equal(e["masks"][:2], p["masks"][..., ::-1])
+        np.testing.assert_array_equal(getattr(e, name), getattr(p, name)[:, ::-1])
+    np.testing.assert_array_equal(e.masks[:2], p.masks[..., ::-1])
     np.testing.assert_allclose(
-        e["boxes"][:2],
-        np.stack(
-            [1 - p["boxes"][:, 2], p["boxes"][:, 1], 1 - p["boxes"][:, 0], p["boxes"][:, 3]], 1
-        ),
+        e.boxes[:2],
+        np.stack([1 - p.boxes[:, 2], p.boxes[:, 1], 1 - p.boxes[:, 0], p.boxes[:, 3]], 1),
     )
-    columns = np.flatnonzero(e["masks"][0, AMODAL].any(0))
-    assert columns[0] / CELLS == pytest.approx(e["boxes"][0, 0], abs=1.5 / CELLS)
+    columns = np.flatnonzero(e.masks[0, AMODAL].any(0))
+    assert columns[0] / CELLS == pytest.approx(e.boxes[0, 0], abs=1.5 / CELLS)
 
 
 def test_mirroring_leaves_out_queries_that_say_left_or_right():
-    assert flipped(prepared())["query_mask"].tolist() == [True, False, True, True]
+    assert flipped(prepared()).query_mask.tolist() == [True, False, True, True]
     one = sample()
     texts = ("the LEFTmost mug", "right-hand mug", "the bright mug", "the mug that is left")
     queries = tuple(replace(q, text=t) for q, t in zip(one.queries, texts, strict=True))
-    assert flipped(prepared(replace(one, queries=queries)))["query_mask"].tolist() == [
+    assert flipped(prepared(replace(one, queries=queries))).query_mask.tolist() == [
         False,
         False,
         True,
@@ -300,21 +324,33 @@ def test_mirroring_leaves_out_queries_that_say_left_or_right():
     ]
 
 
+def test_what_its_source_has_mirrored_is_not_mirrored_again(monkeypatch):
+    monkeypatch.setattr(SceneSource, "mirrors_itself", True)
+    p = prepared()
+    for seed in range(20):
+        e = assemble(p, seed, mirror=True)
+        assert np.array_equal(e.image, p.image) and e.query_mask.all()
+
+
 # Batches.
 
 
-def same(a: dict, b: dict) -> bool:
-    return all(
-        same(a[k], b[k]) if isinstance(a[k], dict) else np.array_equal(a[k], b[k]) for k in a
-    )
+def same(a: Batch, b: Batch) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
-def examples(count: int = 5, *, jitter: float = 0.0, **options) -> Examples:
-    build = ExampleBuilder(
-        lengths_of, 3, queries=3, instances=4, slots=2, mirror=True, colour_jitter=jitter
-    )
-    source = open_split(DataConfig(), "train", count=count, size=SIZE)
-    return Examples(source, build, image_size=SIZE, mask_size=CELLS, **options)
+def examples(count: int = 5, *, max_kept_bytes: int = MAX_KEPT_BYTES, **data) -> Examples:
+    of = config(**{"queries": 3, "instances": 4, "mirror": True} | data)
+    source = open_split(of.data, "train", count=count, size=SIZE)
+    return Examples(source, of, lengths_of, text_length=3, max_kept_bytes=max_kept_bytes)
+
+
+def numbers_of(batch: Batch, of: Examples) -> list[int]:
+    """The positions in the source of the images of a batch."""
+    images = [np.ascontiguousarray(of.source[i].image) for i in range(len(of.source))]
+    return [
+        next(i for i, one in enumerate(images) if (one == image).all()) for image in batch.image
+    ]
 
 
 def batches(of: Examples, seed: int = 0, **options):
@@ -324,7 +360,7 @@ def batches(of: Examples, seed: int = 0, **options):
 VARIANTS = {
     "kept": {},
     "no room": {"max_kept_bytes": 0},
-    "crops and colours": {"crop": 0.6, "jitter": 0.3},
+    "crops and colours": {"crop": 0.6, "colour_jitter": 0.3},
     "fresh": {"fresh": True},
 }
 
@@ -339,7 +375,7 @@ def test_batches_go_on_exactly_wherever_they_start(options):
     other = batches(examples(**options), seed=1)
     assert not all(same(batch, next(other)) for batch in whole)
 
-    images = {image.tobytes() for batch in whole for image in batch["image"]}
+    images = {image.tobytes() for batch in whole for image in batch.image}
     is_new = len(images) == 16
     assert is_new == (options.get("fresh", False) or "crop" in options)
 
@@ -352,16 +388,18 @@ def test_what_is_kept_is_what_is_prepared_anew():
 
 
 def test_every_image_comes_once_before_any_comes_twice():
-    iterator = batches(examples())
-    order = np.concatenate([next(iterator)["index"] for _ in range(10)])
-    for epoch in order.reshape(4, 5):
+    of = examples(mirror=False)
+    iterator = batches(of)
+    order = [number for _ in range(10) for number in numbers_of(next(iterator), of)]
+    for epoch in np.reshape(order, (4, 5)):
         assert sorted(epoch) == list(range(5))
 
 
 def test_processes_share_every_epoch_out():
-    parts = [training_batches(examples(12), batch_size=6, seed=0, shard=(i, 3)) for i in range(3)]
+    of = examples(12, mirror=False)
+    parts = [training_batches(of, batch_size=6, seed=0, shard=(i, 3)) for i in range(3)]
     for _ in range(3):  # epochs
-        numbers = [number for part in parts for _ in range(2) for number in next(part)["index"]]
+        numbers = [n for part in parts for _ in range(2) for n in numbers_of(next(part), of)]
         assert sorted(numbers) == list(range(12))
 
 

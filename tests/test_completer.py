@@ -190,7 +190,7 @@ def test_parts_of_a_batch_give_the_losses_of_the_whole():
     planes[:4:2, ..., 6] = 0
     planes[..., 4] = planes[..., 6] * (rng.random((8, 32, 32)) < 0.7)
     model = make_completer(SIZES, rngs=nnx.Rngs(0))
-    targets = COMPLETER.loss.targets(jnp.asarray(planes), jax.random.key(0))
+    targets = COMPLETER.loss.inputs_and_targets(jnp.asarray(planes), jax.random.key(0))
     whole, parts = (
         sum_over_parts(lambda part: COMPLETER.loss.losses(model, part), targets, count)
         for count in (1, 4)

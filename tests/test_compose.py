@@ -135,6 +135,14 @@ def test_samples_are_rebuilt_exactly(file, source, samples):
     assert digest(other[3]) != digest(samples[3])
 
 
+def test_half_of_the_pictures_are_mirrored_unless_none_shall_be(file, samples):
+    upright = ComposeSource(file, "train", NUM_PICTURES, seed=3, size=SIZE, mirror=False)
+    shown = [upright[index].image for index in range(16)]
+    turned = [np.array_equal(one, samples[i].image[:, ::-1]) for i, one in enumerate(shown)]
+    same = [np.array_equal(one, samples[i].image) for i, one in enumerate(shown)]
+    assert sum(turned) + sum(same) == 16 and 4 <= sum(turned) <= 12
+
+
 def test_photos_and_cutouts_are_split(file):
     sources = {s: ComposeSource(file, s, 6, size=SIZE) for s in ("train", "dev", "val", "val_hard")}
     photos = {split: set(source.photo_indices) for split, source in sources.items()}

@@ -1,13 +1,12 @@
 """Losses by hand: masks of a few cells, whose kernels are the masks themselves."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from r2sm_jax.config import NUM_COORDINATES, LossConfig
+from r2sm_jax.data.batches import Batch
 from r2sm_jax.models.mask_decoder import DecoderOutput, MaskKernels
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
@@ -81,7 +80,7 @@ HALF_KNOWN = jnp.array([[[True, False], [True, True]]])
 """The complete shape of instance 0 is not annotated."""
 
 
-def make_batch(**changes) -> dict[str, Any]:
+def make_batch(**changes) -> Batch:
     """Instance 0 is LEFT, and FULL when completed; instance 1 is RIGHT, unoccluded. Query k asks
     for instance k."""
     batch = {
@@ -97,7 +96,7 @@ def make_batch(**changes) -> dict[str, Any]:
     } | changes
     for name in ("masks", "pixel_weight"):
         batch[name] = batch[name] * 255
-    return batch
+    return Batch._make([None] * len(Batch._fields))._replace(**batch)
 
 
 REQUESTED = LossConfig(supervise="requested")
@@ -375,8 +374,8 @@ def test_the_total_is_the_weighted_sum():
 
 def test_losses_of_parts_add_up_to_the_mean_of_the_batch():
     two_images = jax.tree.map(lambda x: jnp.concatenate([x, x]), make_batch())
-    two_images["query_mask"] = jnp.array([[True, False], [True, True]])
-    truth = make_targets(two_images, LossConfig(), head="linear")
+    query_mask = jnp.array([[True, False], [True, True]])
+    truth = make_targets(two_images._replace(query_mask=query_mask), LossConfig(), head="linear")
     decoder = tokens([(TOP, FULL), (TOP, TOP)], iou=0.7)
 
     def loss_of(image: int):

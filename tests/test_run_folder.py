@@ -156,11 +156,15 @@ def test_two_processes_do_not_train_one_run(tiny_run, tmp_path, refused):
     assert f"{run}: another process trains this run now" in message
 
 
-def test_a_resumed_run_may_find_its_data_elsewhere(tiny_config, tmp_path):
+def test_a_resumed_run_may_find_its_data_elsewhere_and_be_older_than_a_field(tiny_config, tmp_path):
     inputs = {"data": {"sha256": "12"}}
     write_json(tmp_path / "config.json", {"config": to_json(tiny_config), **inputs})
     moved = replace(tiny_config.data, source="json:new.json", images="elsewhere")
     check_unchanged(tmp_path, replace(tiny_config, data=moved), inputs)
+    older = {"config": to_json(tiny_config), **inputs}
+    del older["config"]["loss"]["type_smoothing"]  # as if this field were newer than the run
+    write_json(tmp_path / "config.json", older)
+    check_unchanged(tmp_path, tiny_config, inputs)
     for config, other in (
         (replace(tiny_config, data=replace(moved, seed=1)), inputs),
         (tiny_config, {"data": {"sha256": "13"}}),

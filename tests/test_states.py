@@ -44,9 +44,8 @@ def fill(texts: TextStates, sentences: list[str], precision: str = "float32") ->
     ids = np.full((1, len(sentences), texts.max_tokens), NO_TOKEN, np.int32)
     for row, of_sentence in enumerate(texts.tokenizer(sentences)):
         ids[0, row, : len(of_sentence)] = of_sentence
-    batch = texts.fill({"text_ids": ids, "index": 1}, precision)
-    assert batch.keys() == {"text", "index"}
-    return batch["text"][0]
+    (states,) = texts.of_ids(ids, precision=precision)
+    return states[0]
 
 
 @pytest.fixture(scope="module")

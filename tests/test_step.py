@@ -1,7 +1,6 @@
 """What saves memory and must not change the step: batches in parts, and blocks computed anew."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from flax import nnx
 from tiny_models import TINY
 
 from r2sm_jax.config import Config, LoopConfig, OptimizerConfig, VisionConfig
+from r2sm_jax.data.batches import Batch
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.training.losses import segmenter_loss
@@ -25,7 +25,7 @@ B, K, M, MASK = 8, 3, 4, 16
 
 
 @pytest.fixture(scope="module")
-def batch() -> dict[str, Any]:
+def batch() -> Batch:
     """Images that differ in how many queries, instances, pixels and known amodal masks they
     have."""
     rng = np.random.default_rng(0)
@@ -39,26 +39,25 @@ def batch() -> dict[str, Any]:
     masks = np.stack([modal, modal | np.roll(modal, 2, axis=-1)], axis=2)
     query_instances = some(K, M) & (rng.random((B, K, M)) < 0.5)
     slot_targets = np.where(query_instances[..., :2], np.arange(2), -1).astype(np.int32)
-    return {
-        "image": rng.integers(0, 256, (B, 32, 32, 3), dtype=np.uint8),
-        "image_mask": np.ones((B, 32, 32), bool),
-        "masks": masks.astype(np.uint8) * 255,
-        "is_known": np.stack([np.ones((B, M), bool), some(M)], axis=-1),
-        "labels": {"category": rng.integers(-1, 5, (B, M)).astype(np.int32)},
-        "boxes": rng.random((B, M, 4)).astype(np.float32),
-        "pixel_weight": some(MASK, MASK).astype(np.uint8) * 255,
-        "query_instances": query_instances,
-        "slot_targets": slot_targets,
-        "is_amodal": rng.random((B, K)) < 0.5,
-        "query_mask": some(K),
-        "text": rng.normal(size=(B, K, 6, 2, 32)).astype(np.float16),
-        "text_mask": np.ones((B, K, 6), bool),
-        "type_text": rng.normal(size=(B, 2, 6, 2, 32)).astype(np.float16),
-        "type_text_mask": np.ones((B, 2, 6), bool),
-        "type_is_amodal": rng.random((B, 2)) < 0.5,
-        "type_valid": some(2),
-        "index": np.arange(B, dtype=np.int32),
-    }
+    return Batch(
+        image=rng.integers(0, 256, (B, 32, 32, 3), dtype=np.uint8),
+        image_mask=np.ones((B, 32, 32), bool),
+        masks=masks.astype(np.uint8) * 255,
+        is_known=np.stack([np.ones((B, M), bool), some(M)], axis=-1),
+        labels={"category": rng.integers(-1, 5, (B, M)).astype(np.int32)},
+        boxes=rng.random((B, M, 4)).astype(np.float32),
+        pixel_weight=some(MASK, MASK).astype(np.uint8) * 255,
+        query_instances=query_instances,
+        slot_targets=slot_targets,
+        is_amodal=rng.random((B, K)) < 0.5,
+        query_mask=some(K),
+        text=rng.normal(size=(B, K, 6, 2, 32)).astype(np.float16),
+        text_mask=np.ones((B, K, 6), bool),
+        type_text=rng.normal(size=(B, 2, 6, 2, 32)).astype(np.float16),
+        type_text_mask=np.ones((B, 2, 6), bool),
+        type_is_amodal=rng.random((B, 2)) < 0.5,
+        type_valid=some(2),
+    )
 
 
 @pytest.mark.slow

@@ -1,53 +1,24 @@
-"""Samples -> training batches.
-
-A batch is a dict of numpy arrays (b = batch, S = image size, s = mask size, m = instances,
-k = queries, q = slots, t = tokens, l = layers of the language model, e = their channels):
-
-    image            uint8 [b S S 3]     letterboxed
-    image_mask       bool  [b S S]       image, not padding
-    masks            uint8 [b m 2 s s]   modal and amodal: coverage of every mask cell, 0..255
-    is_known         bool  [b m 2]       the mask is annotated; each modal one is. An amodal one
-                                         that is not holds the visible part
-    labels           int   [b m] each    index into the vocabulary of an attribute; -1 = unknown
-    boxes            f32   [b m 4]       amodal box x0 y0 x1 y1 in units of the padded side
-    pixel_weight     uint8 [b s s]       share of the cell that counts, 0..255: no padding, nothing
-                                         ignored
-    query_instances  bool  [b k m]       the instances that a query means
-    slot_targets     int   [b k q]       the first q of them; -1 = none
-    is_amodal        bool  [b k]         the query asks for the complete shape
-    query_mask       bool  [b k]         a query, not padding
-    text_ids         int   [b k t]       token ids, `NO_TOKEN` in place of padding. On the devices
-                                         `text` takes their place, float16 [b k t l e]: the states
-                                         of the frozen language model (text_states.py)
-    text_mask        bool  [b k t]       a token, not padding
-    index            int   [b]           position in the source
-
-and, for a mask-type head that reads words alone, the f = `NUM_TYPE_SENTENCES` sentences an image
-that it learns from:
-
-    type_text_ids    int   [b f t]       token ids of some queries and of sentences without an
-                                         image; `type_text` on the devices
-    type_text_mask   bool  [b f t]       their tokens, some hidden
-    type_is_amodal   bool  [b f]
-    type_valid       bool  [b f]         a sentence, not padding
-"""
+"""Samples -> training batches."""
 
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 from absl import flags
+from jaxtyping import Bool, Float32, Int32, Shaped, UInt8
 
+from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.dataset import FreshSource, Source
 from r2sm_jax.data.prepare import (
     NAMES_A_SIDE,
     Prepared,
+    Tokenize,
     drop_tokens,
     jitter_colours,
     mirror,
@@ -55,9 +26,7 @@ from r2sm_jax.data.prepare import (
     random_crop,
 )
 from r2sm_jax.language.tokenizer import NO_TOKEN
-from r2sm_jax.query import Sentence
 
-Batch = dict[str, Any]
 BUFFERED_BATCHES = 2
 """Batches that each worker process has ready."""
 MAX_KEPT_BYTES = 4 << 30
@@ -68,145 +37,209 @@ NUM_TEXT_ONLY = 6
 """How many of the `NUM_TYPE_SENTENCES` have no image, where there are such sentences."""
 
 
-@dataclass(frozen=True)
-class ExampleBuilder:
-    """A prepared sample -> the arrays of one example of a batch.
+class Batch(NamedTuple):
+    """Examples as arrays, of numpy until they lie on the devices. A single example has no axis b.
 
-    The order of its random draws is a contract, so that a run can be repeated and resumed: queries,
-    mirroring, colours. Those for the mask-type head follow: its queries, its sentences without an
-    image, its hidden tokens.
+    b = images, S = image size, h w = mask size, m = instances, k = queries, s = slots, t = tokens,
+    l = layers of the language model, e = their channels, f = `NUM_TYPE_SENTENCES`. The axes m, k
+    and f are padded; `query_mask` and `type_valid` say what is real.
     """
 
-    tokenizer: Callable[[Sequence[str]], list[list[int]]]
-    """Sentences -> token ids."""
-    tokens: int
-    """Tokens that the queries are padded to. Queries of more are left out."""
-    queries: int
-    """Number of queries of an example."""
-    instances: int
-    """Number of instances of an example; those that its queries mean come first."""
-    slots: int
-    """Number of instances of a query that are targets of their own, one slot each."""
-    mirror: bool
-    token_drop: float = 0.0
-    colour_jitter: float = 0.0
-    text_only: Sequence[Sentence] = ()
-    """Sentences without an image."""
-    type_tokens: int = 0
-    """Tokens that the sentences of the mask-type head are padded to; 0 = `tokens`."""
-    has_text_head: bool = False
-    """Whether a mask-type head learns from words alone."""
+    image: UInt8[Any, "*b S S 3"]
+    """Letterboxed."""
+    image_mask: Bool[Any, "*b S S"]
+    """True on the image, False on its padding."""
+    masks: UInt8[Any, "*b m 2 h w"]
+    """Modal and amodal: the share of each mask cell that the mask covers, 0..255."""
+    is_known: Bool[Any, "*b m 2"]
+    """Whether the mask is annotated: always True for modal. Where amodal is not, `masks` holds the
+    visible part in its place."""
+    labels: dict[str, Int32[Any, "*b m"]]
+    """For each attribute the index into its vocabulary; -1 = unknown."""
+    boxes: Float32[Any, "*b m 4"]
+    """Amodal box x0 y0 x1 y1 in units of the padded side."""
+    pixel_weight: UInt8[Any, "*b h w"]
+    """The share of each cell that counts, 0..255: no padding, no ignored region."""
+    query_instances: Bool[Any, "*b k m"]
+    """The instances that a query means."""
+    slot_targets: Int32[Any, "*b k s"]
+    """The first s = `decoder.slots` of these instances, by index; -1 = none."""
+    is_amodal: Bool[Any, "*b k"]
+    """Whether the query asks for the amodal mask."""
+    query_mask: Bool[Any, "*b k"]
+    """True for a query that counts, False for padding."""
+    text: Int32[Any, "*b k t"] | Shaped[Any, "*b k t l e"]
+    """Token ids, `NO_TOKEN` on padding. On the way to the devices
+    `fill_in_states` (training/segmenter.py) puts the states of the language model in their place,
+    float16 [b k t l e]."""
+    text_mask: Bool[Any, "*b k t"]
+    """True for a token, False for padding."""
 
-    def __call__(self, index: int, prepared: Prepared, rng: np.random.Generator) -> Batch:
-        """One example of sample `index`."""
-        token_ids = self.tokenizer(prepared["texts"]) if prepared["texts"] else []
-        usable = [i for i, ids in enumerate(token_ids) if len(ids) <= self.tokens]
+    # What a mask-type head learns from that reads words alone; None for every other head.
+    type_text: Int32[Any, "*b f t"] | Shaped[Any, "*b f t l e"] | None = None
+    """As `text`, of some queries of the image and of sentences without an image."""
+    type_text_mask: Bool[Any, "*b f t"] | None = None
+    """Their tokens; some are hidden."""
+    type_is_amodal: Bool[Any, "*b f"] | None = None
+    type_valid: Bool[Any, "*b f"] | None = None
+    """True for a sentence, False for padding."""
+
+
+@dataclass
+class Examples:
+    """Makes the example of a sample at each visit. Worker processes get copies of it.
+
+    The order of the random draws is a contract, so that a run can be repeated and resumed: crop,
+    queries, mirroring, colours. Those for the mask-type head follow: its queries, its sentences
+    without an image, its hidden tokens.
+    """
+
+    source: Source
+    config: Config
+    tokenizer: Tokenize
+    text_length: int
+    """Tokens that queries are padded to. Queries of more are left out."""
+    text_only: Sequence[tuple[list[int], bool]] = ()
+    """Sentences without an image: their token ids, and whether they ask for the amodal mask."""
+    type_text_length: int = 0
+    """Tokens that the sentences of the mask-type head are padded to; 0 = `text_length`."""
+    max_kept_bytes: int = MAX_KEPT_BYTES
+    """Size of the prepared samples that stay in memory, of all workers together."""
+    _kept: dict[int, Prepared] = field(default_factory=dict, init=False)
+    _kept_bytes: int = field(default=0, init=False)
+
+    def __call__(self, place: tuple[int, int], rng: np.random.Generator) -> Batch:
+        """Makes the example of sample `place[0]` at its visit `place[1]`, which a fresh source
+        makes anew."""
+        index, visit = place
+        prepared = self._kept.get(index)
+        if prepared is None:
+            prepared = self._prepare(index, visit, rng)
+        return self.assemble(prepared, rng)
+
+    def _prepare(self, index: int, visit: int, rng: np.random.Generator) -> Prepared:
+        """Prepares a sample, and keeps it if it is the same at each visit and there is room."""
+        data = self.config.data
+        if data.fresh:
+            assert isinstance(self.source, FreshSource)
+            sample = self.source.at_visit(index, visit)
+        else:
+            sample = self.source[index]
+        if data.crop < 1:  # drawn before everything else
+            sample = random_crop(sample, data.crop, rng)
+        prepared = prepare(
+            sample,
+            image_size=self.config.model.vision.image_size,
+            mask_size=self.config.model.mask_size,
+            vocabulary=self.source.vocabulary,
+            tokenizer=self.tokenizer,
+        )
+
+        if data.crop == 1 and not data.fresh:
+            arrays = [*prepared, *prepared.labels.values()]
+            num_bytes = sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
+            if self._kept_bytes + num_bytes <= self.max_kept_bytes // max(1, data.workers):
+                self._kept_bytes += num_bytes
+                self._kept[index] = prepared
+        return prepared
+
+    def assemble(self, prepared: Prepared, rng: np.random.Generator) -> Batch:
+        """Draws queries of a sample, mirrors, changes colours, and pads to fixed shapes."""
+        data = self.config.data
+        usable = [k for k, ids in enumerate(prepared.token_ids) if len(ids) <= self.text_length]
         # Without a usable query the permutation is an empty array of floats, which is no index.
-        rows = np.sort(rng.permutation(usable)[: self.queries].astype(int))
-        is_mirrored = self.mirror and rng.random() < 0.5
+        rows = np.sort(rng.permutation(usable)[: data.queries].astype(int))
+        is_mirrored = data.mirror and not self.source.mirrors_itself and rng.random() < 0.5
         if is_mirrored:
             prepared = mirror(prepared)
-        image = prepared["image"]
-        if self.colour_jitter:
-            image = jitter_colours(image, self.colour_jitter, rng)
+        image = prepared.image
+        if data.colour_jitter:
+            image = jitter_colours(image, data.colour_jitter, rng)
 
         # Instances that a query means come first, the others as far as there is room. The sort is
         # stable and False goes before True, so that both keep their order.
-        is_target = prepared["query_instances"][rows].any(0)
-        columns = np.argsort(~is_target, kind="stable")[: self.instances]
-
-        example = {"image": image, "image_mask": prepared["image_mask"], "index": np.int32(index)}
-        example |= self._instance_arrays(prepared, columns)
-        example |= self._query_arrays(prepared, rows, columns, is_mirrored)
-        if self.has_text_head:
-            type_rows = rng.permutation(usable).astype(int)
-            example |= self._type_sentences(prepared, type_rows, rng)
-        return example
-
-    def _instance_arrays(self, prepared: Prepared, columns: np.ndarray) -> Batch:
-        """The masks and names of the instances `columns`, padded to `instances`."""
+        is_target = prepared.query_instances[rows].any(0)
+        columns = np.argsort(~is_target, kind="stable")[: data.instances]
 
         def select(values: np.ndarray, fill: float = 0) -> np.ndarray:
-            return pad(values[columns], self.instances, fill=fill)
+            return pad(values[columns], data.instances, fill=fill)
 
-        labels = prepared["labels"].items()
-        return {
-            "masks": select(prepared["masks"]),
-            # Padding has no cells, so no loss reads this of it. True: its annotation lacks nothing.
-            "is_known": select(prepared["is_known"], fill=True),
-            "labels": {attribute: select(numbers, fill=-1) for attribute, numbers in labels},
-            "boxes": select(prepared["boxes"]),
-            "pixel_weight": prepared["pixel_weight"],
-        }
-
-    def _query_arrays(
-        self, prepared: Prepared, rows: np.ndarray, columns: np.ndarray, is_mirrored: bool
-    ) -> Batch:
-        """The queries `rows`, padded to `queries`.
-
-        A query is masked if it means more instances than there is room for, or names a side of an
-        image that is mirrored.
-        """
-        texts = [prepared["texts"][i] for i in rows]
-        all_instances = prepared["query_instances"][rows]
+        # A query does not count if it means more instances than there is room for, or names a side
+        # of an image that is mirrored.
+        all_instances = prepared.query_instances[rows]
         query_instances = all_instances[:, columns]
-        is_complete = query_instances.sum(1) == all_instances.sum(1)
-        names_a_side = np.array([bool(NAMES_A_SIDE.search(text)) for text in texts], bool)
-        query_mask = is_complete & ~names_a_side if is_mirrored else is_complete
+        query_mask = query_instances.sum(1) == all_instances.sum(1)
+        if is_mirrored:
+            names_a_side = [bool(NAMES_A_SIDE.search(prepared.texts[row])) for row in rows]
+            query_mask &= ~np.array(names_a_side, bool)
 
         # The instances of a query in order, then -1. Of more instances than slots the first ones:
         # the fused mask still means all.
-        order = np.argsort(~query_instances, kind="stable")[:, : self.slots]
+        num_slots = self.config.model.decoder.slots
+        order = np.argsort(~query_instances, kind="stable")[:, :num_slots]
         is_instance = np.take_along_axis(query_instances, order, axis=1)
         slot_targets = np.where(is_instance, order, -1).astype(np.int32)
 
-        padding = [""] * (self.queries - len(texts))
-        text_ids, text_mask = self._pad_tokens(texts + padding, self.tokens)
-        return {
-            "query_instances": pad(query_instances, self.queries, self.instances),
-            "slot_targets": pad(slot_targets, self.queries, self.slots, fill=-1),
-            "is_amodal": pad(prepared["is_amodal"][rows], self.queries),
-            "query_mask": pad(query_mask, self.queries),
-            "text_ids": text_ids,
-            "text_mask": text_mask,
-        }
+        token_ids = [prepared.token_ids[row] for row in rows]
+        text, text_mask = pad_tokens(token_ids, data.queries, self.text_length)
+        example = Batch(
+            image=image,
+            image_mask=prepared.image_mask,
+            masks=select(prepared.masks),
+            # Padding has empty masks and the label -1, so no loss reads its `is_known`. It is True,
+            # so that `all` over the instances of a query passes over it.
+            is_known=select(prepared.is_known, fill=True),
+            labels={name: select(numbers, fill=-1) for name, numbers in prepared.labels.items()},
+            boxes=select(prepared.boxes),
+            pixel_weight=prepared.pixel_weight,
+            query_instances=pad(query_instances, data.queries, data.instances),
+            slot_targets=pad(slot_targets, data.queries, num_slots, fill=-1),
+            is_amodal=pad(prepared.is_amodal[rows], data.queries),
+            query_mask=pad(query_mask, data.queries),
+            text=text,
+            text_mask=text_mask,
+        )
+        if self.config.model.head not in LEARNED_HEADS:
+            return example
+        type_rows = rng.permutation(usable).astype(int)
+        return self._add_type_sentences(example, prepared, type_rows, rng)
 
-    def _type_sentences(
-        self, prepared: Prepared, rows: np.ndarray, rng: np.random.Generator
+    def _add_type_sentences(
+        self, example: Batch, prepared: Prepared, rows: np.ndarray, rng: np.random.Generator
     ) -> Batch:
-        """The sentences that the mask-type head learns from: queries `rows`, and some of
-        `text_only`."""
+        """Adds what the mask-type head learns from: queries `rows`, and some of `text_only`."""
         num_text_only = NUM_TEXT_ONLY if self.text_only else 0
-        texts = []
-        is_amodal = []
+        sentences = []
         for row in rows[: NUM_TYPE_SENTENCES - num_text_only]:
-            texts.append(prepared["texts"][row])
-            is_amodal.append(bool(prepared["is_amodal"][row]))
+            sentences.append((prepared.token_ids[row], bool(prepared.is_amodal[row])))
         if num_text_only:
             for number in rng.integers(len(self.text_only), size=num_text_only):
-                sentence = self.text_only[int(number)]
-                texts.append(sentence.text)
-                is_amodal.append(sentence.mask_type == "amodal")
+                sentences.append(self.text_only[int(number)])
 
-        num_padding = NUM_TYPE_SENTENCES - len(texts)
-        length = self.type_tokens or self.tokens
-        token_ids, mask = self._pad_tokens(texts + [""] * num_padding, length)
-        return {
-            "type_text_ids": token_ids,
-            "type_text_mask": drop_tokens(mask, self.token_drop, rng),
-            "type_is_amodal": np.array(is_amodal + [False] * num_padding, bool),
-            "type_valid": np.arange(NUM_TYPE_SENTENCES) < len(texts),
-        }
+        token_ids = [ids for ids, _ in sentences]
+        is_amodal = np.array([is_amodal for _, is_amodal in sentences], bool)
+        length = self.type_text_length or self.text_length
+        text, mask = pad_tokens(token_ids, NUM_TYPE_SENTENCES, length)
+        return example._replace(
+            type_text=text,
+            type_text_mask=drop_tokens(mask, self.config.data.token_drop, rng),
+            type_is_amodal=pad(is_amodal, NUM_TYPE_SENTENCES),
+            type_valid=np.arange(NUM_TYPE_SENTENCES) < len(sentences),
+        )
 
-    def _pad_tokens(self, texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The token ids of sentences, padded and cut to `length`, and which are real, `[k t]`."""
-        token_ids = np.full((len(texts), length), NO_TOKEN, np.int32)
-        for row, ids in enumerate(self.tokenizer(texts)):
-            token_ids[row, : len(ids)] = ids[:length]
-        mask = token_ids != NO_TOKEN
-        # A sentence without tokens keeps its first place, as in `pad_ids`: attention needs one.
-        mask[:, 0] = True
-        return token_ids, mask
+
+def pad_tokens(
+    token_ids: Sequence[list[int]], count: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The token ids of sentences, padded to `count` and cut to `length`, and which are real,
+    `[count length]`."""
+    padded = np.full((count, length), NO_TOKEN, np.int32)
+    for row, ids in enumerate(token_ids):
+        padded[row, : len(ids)] = ids[:length]
+    mask = padded != NO_TOKEN
+    # A sentence without tokens keeps its first place, as in `pad_ids`: attention needs one.
+    mask[:, 0] = True
+    return padded, mask
 
 
 def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
@@ -215,58 +248,6 @@ def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
     for axis, size in enumerate(sizes):
         widths[axis] = (0, size - values.shape[axis])
     return np.pad(values, widths, constant_values=fill)
-
-
-@dataclass
-class Examples:
-    """The examples of a source, each at its visits. Worker processes get copies of it."""
-
-    source: Source
-    build: ExampleBuilder
-    """Makes the arrays of a prepared sample."""
-    image_size: int
-    """Pixels of a side of the letterboxed image."""
-    mask_size: int
-    """Cells of a side of the masks."""
-    crop: float = 1.0
-    """The smallest share of a side that a random crop keeps; 1 = no crops."""
-    fresh: bool = False
-    """Whether a sample is made anew at each visit. Its source must do so."""
-    max_kept_bytes: int = MAX_KEPT_BYTES
-    """Size of the prepared samples that stay in memory."""
-    _kept: dict[int, Prepared] = field(default_factory=dict, init=False)
-    _kept_bytes: int = field(default=0, init=False)
-
-    def __call__(self, place: int | tuple[int, int], rng: np.random.Generator) -> Batch:
-        """The example of a sample, by its index; of a fresh one by its index and its visit."""
-        index, visit = (place, 0) if isinstance(place, int) else place
-        if index in self._kept:
-            return self.build(index, self._kept[index], rng)
-
-        if self.fresh:
-            assert isinstance(self.source, FreshSource)
-            sample = self.source.at_visit(index, visit)
-        else:
-            sample = self.source[index]
-        if self.crop < 1:  # drawn before everything else
-            sample = random_crop(sample, self.crop, rng)
-        prepared = prepare(
-            sample,
-            image_size=self.image_size,
-            mask_size=self.mask_size,
-            vocabulary=self.source.vocabulary,
-        )
-        if self.crop == 1 and not self.fresh:
-            self._keep(index, prepared)
-        return self.build(index, prepared, rng)
-
-    def _keep(self, index: int, prepared: Prepared) -> None:
-        """Keeps a sample that does not change between visits, if there is room for it."""
-        arrays = [*prepared.values(), *prepared["labels"].values()]
-        num_bytes = sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
-        if self._kept_bytes + num_bytes <= self.max_kept_bytes:
-            self._kept_bytes += num_bytes
-            self._kept[index] = prepared
 
 
 def training_batches(
@@ -295,9 +276,8 @@ def training_batches(
     """
     num_samples = len(examples.source)
     places = grain.MapDataset.range(num_samples).seed(seed).shuffle().repeat()
-    if examples.fresh:
-        # The position tells the visit, so that a resumed run makes the same pictures.
-        places = places.map_with_index(lambda position, index: (index, position // num_samples))
+    # The position tells the visit, so that a resumed run makes the same pictures.
+    places = places.map_with_index(lambda position, index: (index, position // num_samples))
     process, num_processes = shard
     rows = places.random_map(examples)[process::num_processes]
     batches = rows.batch(batch_size // num_processes)[start:]

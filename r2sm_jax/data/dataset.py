@@ -129,10 +129,12 @@ class Source(ABC):
     Attributes:
         sha256: Hash of the file that the samples come from; empty where there is no such file.
         is_procedural: Whether samples are made on request, as many as are asked for.
+        mirrors_itself: Whether training samples are mirrored before their queries are written.
     """
 
     sha256: str = ""
     is_procedural: bool = False
+    mirrors_itself: bool = False
 
     @property
     @abstractmethod
@@ -182,6 +184,7 @@ class SourceSubset(Source):
         self.source = source
         self.indices = indices
         self.is_procedural = source.is_procedural
+        self.mirrors_itself = source.mirrors_itself
 
     @property
     def vocabulary(self) -> dict[str, tuple[str, ...]]:

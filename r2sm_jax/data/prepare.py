@@ -1,13 +1,13 @@
 """A sample -> arrays at the resolution of training, and random changes of both."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Float32, Int32, UInt8
 from PIL import Image, ImageEnhance
 
 from r2sm_jax.data import masks
@@ -15,9 +15,8 @@ from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.query import AMODAL
 
-Prepared = dict[str, Any]
-"""One sample: arrays as in a batch (batches.py) without its axis, of all instances and all queries,
-and `texts`, the sentences of the queries."""
+Tokenize = Callable[[Sequence[str]], list[list[int]]]
+"""Sentences -> token ids."""
 
 MIN_SHARE_IN_CROP = 0.9
 """A query stays if this share of the complete mask of each of its instances lies in the crop."""
@@ -33,12 +32,30 @@ NAMES_A_POSITION = re.compile(
 """Sentences that count along a row or compare positions, such as "the second mug from the top"."""
 
 
+class Prepared(NamedTuple):
+    """One sample at the resolution of training: the fields of `Batch` (batches.py), of all of its
+    instances and queries, and the sentences of these."""
+
+    image: UInt8[np.ndarray, "S S 3"]
+    image_mask: Bool[np.ndarray, "S S"]
+    masks: UInt8[np.ndarray, "m 2 s s"]
+    is_known: Bool[np.ndarray, "m 2"]
+    labels: dict[str, Int32[np.ndarray, " m"]]
+    boxes: Float32[np.ndarray, "m 4"]
+    pixel_weight: UInt8[np.ndarray, "s s"]
+    query_instances: Bool[np.ndarray, "k m"]
+    is_amodal: Bool[np.ndarray, " k"]
+    texts: tuple[str, ...]
+    token_ids: list[list[int]]
+
+
 def prepare(
     sample: Sample,
     *,
     image_size: int,
     mask_size: int,
     vocabulary: Mapping[str, tuple[str, ...]],
+    tokenizer: Tokenize,
 ) -> Prepared:
     """Letterboxes a sample and pools its masks to the resolution of the losses.
 
@@ -73,18 +90,20 @@ def prepare(
 
     is_known = [(True, instance.amodal is not None) for instance in instances]
     boxes = np.array([masks.box(instance.complete) for instance in instances], np.float32)
-    return {
-        "image": letterbox.image(sample.image),
-        "image_mask": letterbox.valid(),
-        "masks": coverage,
-        "is_known": np.array(is_known, bool).reshape(-1, 2),
-        "labels": labels,
-        "boxes": boxes.reshape(-1, 4) / max(height, width),
-        "pixel_weight": _pixel_weight(letterbox, mask_size, ignored),
-        "query_instances": np.array(query_instances, bool).reshape(len(queries), len(ids)),
-        "is_amodal": np.array([query.mask_type == "amodal" for query in queries], bool),
-        "texts": tuple(query.text for query in queries),
-    }
+    texts = tuple(query.text for query in queries)
+    return Prepared(
+        image=letterbox.image(sample.image),
+        image_mask=letterbox.valid(),
+        masks=coverage,
+        is_known=np.array(is_known, bool).reshape(-1, 2),
+        labels=labels,
+        boxes=boxes.reshape(-1, 4) / max(height, width),
+        pixel_weight=_pixel_weight(letterbox, mask_size, ignored),
+        query_instances=np.array(query_instances, bool).reshape(len(queries), len(ids)),
+        is_amodal=np.array([query.mask_type == "amodal" for query in queries], bool),
+        texts=texts,
+        token_ids=tokenizer(texts) if texts else [],
+    )
 
 
 def _pixel_weight(
@@ -170,14 +189,14 @@ def jitter_colours(
 
 def mirror(prepared: Prepared) -> Prepared:
     """A prepared sample with left and right exchanged. Its sentences stay as they are."""
-    x0, y0, x1, y1 = prepared["boxes"].T
-    mirrored = {
-        "image": prepared["image"][:, ::-1],
-        "boxes": np.stack([1 - x1, y0, 1 - x0, y1], axis=1),
-    }
-    for name in ("image_mask", "masks", "pixel_weight"):
-        mirrored[name] = prepared[name][..., ::-1]
-    return prepared | mirrored
+    x0, y0, x1, y1 = prepared.boxes.T
+    return prepared._replace(
+        image=prepared.image[:, ::-1],
+        image_mask=prepared.image_mask[..., ::-1],
+        masks=prepared.masks[..., ::-1],
+        boxes=np.stack([1 - x1, y0, 1 - x0, y1], axis=1),
+        pixel_weight=prepared.pixel_weight[..., ::-1],
+    )
 
 
 def drop_tokens(

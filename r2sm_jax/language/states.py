@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float16, Float32
+from jaxtyping import Bool, Float16, Float32, Int32
 
 from r2sm_jax.config import MatmulPrecision, TextConfig
 from r2sm_jax.errors import InputError
@@ -115,27 +115,24 @@ class TextStates:
         states = self._look_up(token_ids, "float32")
         return self._pad(states, length or max(map(len, states), default=1))
 
-    def fill(
-        self, batch: Mapping[str, Any], precision: MatmulPrecision = "float32"
-    ) -> dict[str, Any]:
-        """Replaces the token ids of a training batch (`text_ids`, `type_text_ids`) by states
-        (`text`, `type_text`).
+    def of_ids(
+        self, *ids: Int32[np.ndarray, "b _k _t"], precision: MatmulPrecision = "float32"
+    ) -> list[Float16[np.ndarray, "b _k _t l e"]]:
+        """Returns the states of the sentences of a training batch: an array for each array of token
+        ids, which have `NO_TOKEN` on padding.
 
         The states of a sentence are the same to the bit whatever it is encoded with: its length
         alone says which program computes them, and a program computes all of its rows alike. So a
         resumed run has the states of the run that it continues.
         """
-        names = [name for name in ("text", "type_text") if f"{name}_ids" in batch]
-        filled = dict(batch)
-        ids = {name: filled.pop(f"{name}_ids") for name in names}  # int32 [b k t]
-        rows = [row for name in names for row in ids[name].reshape(-1, ids[name].shape[-1])]
+        rows = [row for array in ids for row in array.reshape(-1, array.shape[-1])]
         token_ids = [row[row != NO_TOKEN].tobytes() for row in rows]
-        states = iter(self._look_up(token_ids, precision))
-        for name in names:
-            b, k, t = ids[name].shape
-            of_name, _ = self._pad([next(states) for _ in range(b * k)], t)
-            filled[name] = of_name.reshape(b, k, *of_name.shape[1:])
-        return filled
+        found = iter(self._look_up(token_ids, precision))
+        arrays = []
+        for b, k, t in (array.shape for array in ids):
+            states, _ = self._pad([next(found) for _ in range(b * k)], t)
+            arrays.append(states.reshape(b, k, *states.shape[1:]))
+        return arrays
 
     def embeddings(self, words: Sequence[str]) -> Float32[np.ndarray, "v e"]:
         """One vector for each word from the last of the layers, centred and with unit variance.

@@ -1,8 +1,8 @@
 """Mask-type heads: from token states of the frozen language model to the logit that a query asks
 for the amodal mask.
 
-A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED` here, and to
-`LEARNED_HEADS` in config.py; then `--model.head NAME` and `decide` accept it. The `decoder` head
+A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED` here, and its name to
+`LearnedHead` in config.py; then `--model.head NAME` and `decide` accept it. The `decoder` head
 reads a token of the mask decoder, which also sees the image. References (query.py) learn nothing:
 they read the sentence or the truth on the host, and every report compares with them. `none` decides
 nothing: one mask for both types, as the R2SM paper's baselines have.

@@ -63,6 +63,7 @@ class ComposeSource(ProceduralSource):
     """
 
     splits = (*ProceduralSource.splits, ABSENT_SPLIT)
+    mirrors_itself = True
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class ComposeSource(ProceduralSource):
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
         crowds: Literal["ignore", "objects"] = "ignore",
+        mirror: bool = True,
         max_pictures_a_photo: int | None = None,
         **options: int,
     ):
@@ -82,13 +84,15 @@ class ComposeSource(ProceduralSource):
         Their longer side is `size`.
 
         Photos are in the folder `images` or beside their file. `cutouts` is a folder of more
-        objects for training. `crowds` says what `iscrowd` 1 marks.
+        objects for training. `crowds` says what `iscrowd` 1 marks, `mirror` whether half of the
+        training pictures are mirrored.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
         training photos without a complete object. Warns of few.
         """
         super().__init__(split, 0, **options)
         self.is_training = split == "train"
+        self.mirror = mirror
         self.photos = Photos(paths, images, crowds)
         self.photo_indices = self._choose_photos(count)
         self.photo_order = self.photo_indices
@@ -203,7 +207,7 @@ class ComposeSource(ProceduralSource):
 
         if self.is_training:
             image = jitter_colours(image, COLOUR_JITTER, rng)
-            if rng.random() < 0.5:
+            if self.mirror and rng.random() < 0.5:
                 image = image[:, ::-1]
                 instances = [i.convert(lambda mask: mask[:, ::-1]) for i in instances]
 

@@ -22,8 +22,8 @@ from r2sm_jax.training.step import Loss, init_state, jit_train_step
 DEVICE_BATCHES = 2
 """How many batches wait on the devices: while these compute a step, the next one has arrived."""
 Batches = Callable[[Any], Iterator[tuple[Any, Any]]]
-"""Position -> all batches from there on, each with the position after it, which JSON takes; None is
-the position of the first. A process reads its own rows."""
+"""Position -> the batches from there on, each with the position after it, a value that JSON can
+hold; None is the position of the first. A process reads its own rows."""
 Evaluate = Callable[[nnx.State, int, Path], tuple[float, Mapping[str, Any], Mapping[str, Any]]]
 """(weights, step, run folder) -> the score, of which the highest is the best; figures for the log,
 in mappings by name; what belongs to the weights in `config.json`: calibration, threshold."""
@@ -48,8 +48,8 @@ def fit(
     best where training makes them worse. A run that was killed and resumed is bit for bit one that
     never stopped, on the same machine and devices.
 
-    Returns the seconds over all processes that trained the run one after the other; None where a
-    signal stopped it. Raises InputError if a loss or its gradient is not finite.
+    Returns the seconds that the run was trained, from its start through every `--resume`; None where
+    a signal stopped it. Raises InputError if a loss or its gradient is not finite.
     """
     started = time.monotonic()
     loop = config.train

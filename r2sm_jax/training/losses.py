@@ -15,7 +15,7 @@ import optax
 from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from r2sm_jax.config import Config, LossConfig, MaskPair
+from r2sm_jax.config import Config, LossConfig, MaskRecipe
 from r2sm_jax.data.batches import Batch
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_decoder import DecoderOutput, MaskKernels, predict_masks
@@ -56,7 +56,7 @@ def segmenter_loss(config: Config, names: Names) -> Loss:
     """What a segmenter of a resolved configuration learns. `names`: embeddings of the words that
     the training data have."""
 
-    def targets(batch: Batch, key: Key[Array, ""]) -> tuple[Batch, Targets]:
+    def inputs_and_targets(batch: Batch, key: Key[Array, ""]) -> tuple[Batch, Targets]:
         return batch, make_targets(batch, config.loss, head=config.model.head)
 
     def losses(model: R2SM, part: tuple[Batch, Targets]) -> Losses:
@@ -65,12 +65,12 @@ def segmenter_loss(config: Config, names: Names) -> Loss:
         threshold = config.model.mask_threshold
         return compute_losses(output, targets, config.loss, threshold=threshold)
 
-    return Loss(targets, losses, loss_weights(config.loss, names))
+    return Loss(inputs_and_targets, losses, loss_weights(config.loss, names))
 
 
 def loss_weights(config: LossConfig, attributes: Iterable[str]) -> dict[str, float]:
-    """The weight of each loss. All are relative to those of the fused masks, which is 1.
-    `attributes`: what pixels are named by."""
+    """The weight of each loss, relative to that of the fused masks, which is 1. `attributes`: what
+    pixels are named by."""
     return {
         "modal": 1.0,
         "amodal": 1.0,
@@ -88,18 +88,19 @@ def predict_for_training(
     model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
 ) -> TrainingOutput:
     """Predicts everything that the losses compare with the targets."""
-    image_features = model.encode_image(batch["image"], batch["image_mask"])
-    decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
+    image_features = model.encode_image(batch.image, batch.image_mask)
+    decoder = model.decode_kernels(image_features, batch.text, batch.text_mask)
 
     if model.head is not None:
         # Heads that read words alone learn from sentences of their own, some without an image. In
-        # training they never read the queries in batch["text"].
-        states = batch["type_text"].astype(jnp.float32)
-        type_logits = heads.member_logits(model.head, states, batch["type_text_mask"])
+        # training they never read the queries in `batch.text`.
+        assert batch.type_text is not None and batch.type_text_mask is not None
+        states = batch.type_text.astype(jnp.float32)
+        type_logits = heads.member_logits(model.head, states, batch.type_text_mask)
     else:
         # The `decoder` head. References and `none` learn nothing here: their logit 0 adds the
         # constant log 2 = 0.69, without a gradient, to the logged type loss and to the total.
-        type_logits = model.amodal_logit(batch["text"], batch["text_mask"], decoder)[None]
+        type_logits = model.amodal_logit(batch.text, batch.text_mask, decoder)[None]
 
     return TrainingOutput(
         decoder=decoder,
@@ -107,7 +108,7 @@ def predict_for_training(
         type_logits=type_logits,
         instance_kernels=model.instance_kernels(image_features, instance_regions),
         dense=model.dense_output(image_features),
-        names={group: model.name_projection(jnp.asarray(v)) for group, v in names.items()},
+        names={name: model.name_projection(jnp.asarray(v)) for name, v in names.items()},
     )
 
 
@@ -154,14 +155,15 @@ def query_losses(
     # [b 1 1 h w]: the same for all queries and masks.
     pixel_weight = targets.pixel_weight[:, None, None]
     masks = predict_masks(decoder.kernels.fused, pixel_features)[:, :, 0]
-    losses = mean_mask_losses(masks, targets.queries, pixel_weight, config)
+    losses = weighted_mask_losses(masks, targets.queries, pixel_weight, config)
 
     presence_losses = optax.sigmoid_binary_cross_entropy(
         decoder.presence[:, :, 0], targets.is_present
     )
 
-    # The predicted IoU is that of the final masks, which refined kernels draw. These masks have no
-    # loss of their own: refining adds only `R2SM.instance_kernels`, which `instance_loss` trains.
+    # The predicted IoU is that of the final masks, which refined kernels draw. No mask loss reads
+    # these masks: they average kernels that the losses of queries and slots train with those of
+    # `R2SM.instance_kernels`, which `instance_loss` trains.
     refined = predict_masks(decoder.refined_kernels.fused, pixel_features)[:, :, 0]
     true_iou = mask_iou(refined, targets.queries.masks, pixel_weight, threshold)
     return {
@@ -186,7 +188,7 @@ def aux_loss(
     total = jnp.zeros(())
     for kernels in decoder.aux_kernels:
         masks = predict_masks(kernels.fused, pixel_features)[:, :, 0]
-        losses = mean_mask_losses(masks, queries, pixel_weight, config)
+        losses = weighted_mask_losses(masks, queries, pixel_weight, config)
         total += losses.sum() / len(decoder.aux_kernels)
     return total
 
@@ -212,7 +214,7 @@ def slot_losses(
     masks = predict_masks(decoder.kernels.slots, pixel_features)
     refined = predict_masks(decoder.refined_kernels.slots, pixel_features)
 
-    def matched(pairs: Float[Array, "b k q 2 h w"]) -> Float[Array, "b k q h w"]:
+    def matched(pairs: Float[Array, "b k s 2 h w"]) -> Float[Array, "b k s h w"]:
         """The mask of each pair that slots are matched by."""
         by_amodal = targets.match_amodal[..., None, None, None]
         return jnp.where(by_amodal, pairs[..., AMODAL, :, :], pairs[..., MODAL, :, :])
@@ -224,12 +226,12 @@ def slot_losses(
         targets.slot_exists,
     )
 
-    losses = mean_mask_losses(take_slots(masks, slot), targets.slots, pixel_weight, config)
+    losses = weighted_mask_losses(take_slots(masks, slot), targets.slots, pixel_weight, config)
     true_iou = mask_iou(take_slots(refined, slot), targets.slots.masks, pixel_weight, threshold)
     iou_losses = (take_slots(decoder.iou[:, :, 1:], slot) - true_iou) ** 2
     # 1 for each slot that is matched with an instance. Padding is matched with the other slots, but
     # does not count.
-    slot_of_instance = jax.nn.one_hot(slot, slot.shape[-1])  # [b k m q], m instances of a query
+    slot_of_instance = jax.nn.one_hot(slot, slot.shape[-1])  # [b k m s], m instances of a query
     is_present = (slot_of_instance * targets.slot_exists[..., None]).sum(-2)
     presence_losses = optax.sigmoid_binary_cross_entropy(presence, is_present)
     return {
@@ -240,13 +242,13 @@ def slot_losses(
 
 
 def match_slots(
-    probability: Float[Array, "b k q h w"],
+    probability: Float[Array, "b k s h w"],
     target: Float[Array, "b k m h w"],
-    presence: Float[Array, "b k q"],
+    presence: Float[Array, "b k s"],
     exists: Bool[Array, "b k m"],
 ) -> Int[Array, "b k m"]:
     """The slot of every target, by the Hungarian algorithm on the dice loss of masks of one type.
-    The m targets of a query are padded to the number q of slots; `exists` is False on padding.
+    The m targets of a query are padded to the number s of slots; `exists` is False on padding.
 
     A slot with a high presence costs less. Otherwise slots that predict the same mask would be
     matched by chance, and none would learn that it is the one.
@@ -257,16 +259,16 @@ def match_slots(
     cost = dice_cost - 0.5 * jax.nn.sigmoid(presence[..., None])
     cost = jnp.where(exists[..., None, :], cost, 0)
 
-    def match(cost: Float[Array, "q m"]) -> Int[Array, " m"]:
+    def match(cost: Float[Array, "s m"]) -> Int[Array, " m"]:
         rows, columns = optax.assignment.hungarian_algorithm(cost)
         return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
 
-    costs = rearrange(jax.lax.stop_gradient(cost), "b k q m -> (b k) q m")
+    costs = rearrange(jax.lax.stop_gradient(cost), "b k s m -> (b k) s m")
     return jax.vmap(match)(costs).reshape(exists.shape)
 
 
-def take_slots(values: Float[Array, "b k q *n"], slot: Int[Array, "b k q"]) -> Array:
-    """For each query, the values of the slots at these indices: the axis q is indexed."""
+def take_slots(values: Float[Array, "b k s *n"], slot: Int[Array, "b k s"]) -> Array:
+    """For each query, the values of the slots at these indices: the axis s is indexed."""
     return jax.vmap(take)(values, slot)
 
 
@@ -283,7 +285,7 @@ def instance_loss(
     pixels."""
     masks = predict_masks(kernels, pixel_features)[:, 0]
     pixel_weight = targets.pixel_weight[:, None, None]
-    return mean_mask_losses(masks, targets.instances, pixel_weight, config).sum()
+    return weighted_mask_losses(masks, targets.instances, pixel_weight, config).sum()
 
 
 def dense_losses(
@@ -296,10 +298,10 @@ def dense_losses(
     vocabulary is part of the weights.
     """
     losses: Losses = {}
-    for group, embeddings in names.items():
+    for attribute, embeddings in names.items():
         logits = name_logits(dense.visible, embeddings)
-        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, targets.labels[group])
-        losses[f"dense_{group}"] = weighted_sum(entropy, targets.label_weights[group])
+        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, targets.labels[attribute])
+        losses[f"dense_{attribute}"] = weighted_sum(entropy, targets.label_weights[attribute])
 
     if "category" in names:
         logits = name_logits(dense.hidden, names["category"]) + HIDDEN_BIAS
@@ -338,9 +340,9 @@ def type_loss(
     """Cross entropy of the mask type with smoothed labels, averaged over the r members of an
     ensemble, each of which learns by itself.
 
-    The f sentences of an image are its queries. A head that reads words alone learns from other
-    ones (`NUM_TYPE_SENTENCES` in data/batches.py): queries of the image that are drawn anew, and
-    sentences without an image.
+    For the `decoder` head the f sentences of an image are its k queries. A head that reads words
+    alone learns from f = `NUM_TYPE_SENTENCES` others (data/batches.py): queries of the image that
+    are drawn anew, and sentences without an image.
     """
     target = is_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
     return optax.sigmoid_binary_cross_entropy(logits, target[None]).mean(0)
@@ -349,13 +351,14 @@ def type_loss(
 # Single masks.
 
 
-def mean_mask_losses(
+def weighted_mask_losses(
     logits: Float[Array, "*n 2 h w"],
     targets: MaskTargets,
     pixel_weight: Float[Array, "*#n 1 h w"],
     config: LossConfig,
 ) -> Float[Array, "2"]:
-    """Mean loss of the modal and of the amodal masks that are supervised."""
+    """Loss of the modal and of the amodal masks, times the weights of their targets: over all rows
+    of a batch the mean of those that are supervised."""
     losses = mask_loss(logits, targets.masks, pixel_weight, config.masks)
     return reduce(losses * targets.weight, "... two -> two", "sum")
 
@@ -364,18 +367,18 @@ def mask_loss(
     logits: Float[Array, "*n h w"],
     target: Float[Array, "*n h w"],
     pixel_weight: Float[Array, "*#n h w"],
-    pair: MaskPair,
+    recipe: MaskRecipe,
 ) -> Float[Array, "*n"]:
-    """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
+    """The named pair of losses, of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
     or SAM (paper, appendix A)."""
     dice = dice_loss(logits, target, pixel_weight)
-    if pair == "sam":
+    if recipe == "sam":
         focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
         return 20 * pixel_mean(focal, pixel_weight) + dice
 
     pixel_losses = optax.sigmoid_binary_cross_entropy(logits, target)
     cross_entropy = pixel_mean(pixel_losses, pixel_weight)
-    if pair == "lisa":
+    if recipe == "lisa":
         return 2 * cross_entropy + 0.5 * dice
     return 5 * cross_entropy + 5 * dice
 
@@ -421,7 +424,7 @@ def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
     """Pixel features at a resolution `POOL` times lower.
 
     The logits of a kernel are linear in the pixel features, so those from pooled features are the
-    pooled logits. Only x² and y² of `coordinate_features` differ: they are made anew from pooled x
+    pooled logits, before the maximum that makes an amodal mask. Only x² and y² of `coordinate_features` differ: they are made anew from pooled x
     and y, and the square of a mean is not the mean of squares. With 48 cells a side in -1..1, two
     neighbours lie 1 / 48 to each side of their centre, an error of 2 (1 / 48)² = 0.0009 times the
     weight of the channel.

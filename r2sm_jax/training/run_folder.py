@@ -103,7 +103,8 @@ def check_unchanged(folder: Path, config: Config, inputs: Inputs) -> None:
     Fields of `MAY_CHANGE` are not compared.
     """
     stored = load_json(folder / CONFIG, "the configuration of a run")
-    before = flatten_dict(stored["config"], sep=".")
+    # A field that is newer than the run has its default there.
+    before = flatten_dict(to_json(read_config(folder)), sep=".")
     before |= flatten_dict({kind: stored[kind] for kind in inputs}, sep=".")
     now = flatten_dict(to_json(config), sep=".") | flatten_dict(dict(inputs), sep=".")
     changes = [

@@ -7,14 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from r2sm_jax.config import LEARNED_HEADS, Config
-from r2sm_jax.data.batches import (
-    MAX_KEPT_BYTES,
-    Batch,
-    ExampleBuilder,
-    Examples,
-    training_batches,
-)
+from r2sm_jax.config import Config, MatmulPrecision
+from r2sm_jax.data.batches import Batch, Examples, training_batches
 from r2sm_jax.data.dataset import Source, hash_data, read_some
 from r2sm_jax.errors import InputError
 from r2sm_jax.language.states import TextStates
@@ -29,7 +23,7 @@ from r2sm_jax.training.losses import segmenter_loss
 from r2sm_jax.training.processes import shard_locally
 
 NUM_SENTENCES = 600
-"""About so many queries say what all have in common."""
+"""From about so many queries `make_constants` takes the mean of all sentences."""
 FITTING_QUANTILE = 0.99
 """The longest 1 % of the sentences are not trained on. The rest is padded to its longest sentence,
 and attention takes time for padding too."""
@@ -40,13 +34,13 @@ class TrainingData(NamedTuple):
 
     examples: Examples
     texts: TextStates
-    names: dict[str, np.ndarray]
-    """Embeddings of each attribute's values."""
+    name_embeddings: dict[str, np.ndarray]
+    """Attribute -> embeddings of the names of its values."""
     sentences: list[str]
     """Some of the queries."""
     sha256: str
-    named: Sequence[Sentence]
-    """Sentences that a head of targets learns from."""
+    target_sentences: Sequence[Sentence]
+    """Sentences that the target head learns from."""
     has_absent_targets: bool
     """Whether some queries are for something that is not in the picture."""
 
@@ -55,20 +49,20 @@ def prepare_data(
     config: Config,
     source: Source,
     text_only: Sequence[Sentence],
-    named: Sequence[Sentence] = (),
+    target_sentences: Sequence[Sentence] = (),
 ) -> TrainingData:
-    """Opens the language model. Images are prepared and sentences encoded later, as batches need
-    them.
+    """Opens the language model, fixes how many tokens sentences are padded to, and makes
+    `Examples`. Images are prepared and sentences encoded later, as batches need them.
 
     Args:
         config: a resolved configuration.
         source: the training split.
         text_only: sentences without an image, for a head that reads words.
-        named: those that a head of targets learns from.
+        target_sentences: those that the target head learns from.
 
     Raises InputError if the language model cannot be read or does not fit the configuration.
     """
-    data, text = config.data, config.model.text
+    text = config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     if text.dim != texts.sizes.dim:
         raise InputError(
@@ -89,42 +83,32 @@ def prepare_data(
 
     # How many tokens sentences are padded to.
     lengths = texts.tokenizer.count([query.text for query in queries])
-    text_only_lengths = texts.tokenizer.count([sentence.text for sentence in text_only])
-    tokens = longest_fitting(lengths)
-    type_tokens = max(tokens, longest_fitting(text_only_lengths))
-    share = np.mean([length > tokens for length in lengths])
-    print(f"queries of more than {tokens} tokens are left out of training ({share:.1%})")
+    text_only_ids = texts.tokenizer([one.text for one in text_only]) if text_only else []
+    length = longest_fitting(lengths)
+    type_length = max(length, longest_fitting([len(ids) for ids in text_only_ids]))
+    share = np.mean([one > length for one in lengths])
+    print(f"queries of more than {length} tokens are left out of training ({share:.1%})")
 
-    fitting = zip(text_only, text_only_lengths, strict=True)
-    build = ExampleBuilder(
-        tokenizer=texts.tokenizer,
-        tokens=tokens,
-        queries=data.queries,
-        instances=data.instances,
-        slots=config.model.decoder.slots,
-        mirror=data.mirror,
-        token_drop=data.token_drop,
-        colour_jitter=data.colour_jitter,
-        has_text_head=config.model.head in LEARNED_HEADS,
-        text_only=[sentence for sentence, length in fitting if length <= type_tokens],
-        type_tokens=type_tokens,
-    )
+    is_amodal = [one.mask_type == "amodal" for one in text_only]
     examples = Examples(
         source,
-        build,
-        image_size=config.model.vision.image_size,
-        mask_size=config.model.mask_size,
-        crop=data.crop,
-        fresh=data.fresh,
-        max_kept_bytes=MAX_KEPT_BYTES // max(1, data.workers),
+        config,
+        texts.tokenizer,
+        text_length=length,
+        text_only=[
+            one for one in zip(text_only_ids, is_amodal, strict=True) if len(one[0]) <= type_length
+        ],
+        type_text_length=type_length,
     )
     return TrainingData(
         examples=examples,
         texts=texts,
-        names={group: texts.embeddings(words) for group, words in source.vocabulary.items()},
+        name_embeddings={
+            attribute: texts.embeddings(words) for attribute, words in source.vocabulary.items()
+        },
         sentences=sentences,
         sha256=hash_data(source, samples),
-        named=named,
+        target_sentences=target_sentences,
         has_absent_targets=any(not query.instance_ids for query in queries),
     )
 
@@ -139,14 +123,15 @@ def segmenter_task(
 ) -> Task:
     """Makes the task of a resolved configuration, which has all sizes.
 
-    `published`: whether the model gets its published weights, where it has some; else all weights
-    are random, for others to take their place. Raises InputError if published weights cannot be
+    `published`: whether the model gets its published weights and what is computed from the data
+    before the first step (`start_from_published`); else all is random, for the weights of a run to
+    take its place. Raises InputError if published weights cannot be
     read or do not fit.
     """
     model = build_model(config.model, rngs=nnx.Rngs(config.train.seed))
     print_parameters(model, data.texts)
     if published:
-        load_published(model, data, config.train.seed)
+        start_from_published(model, data, config.train.seed)
 
     def read_batches(position: int | None) -> Iterator[tuple[Batch, int]]:
         start = position or 0
@@ -159,12 +144,23 @@ def segmenter_task(
             workers=config.data.workers,
         )
         for number, batch in enumerate(batches, start + 1):
-            yield data.texts.fill(batch, config.train.matmul_precision), number
+            yield fill_in_states(batch, data.texts, config.train.matmul_precision), number
 
-    return Task(model, segmenter_loss(config, data.names), read_batches, evaluate)
+    return Task(model, segmenter_loss(config, data.name_embeddings), read_batches, evaluate)
 
 
-def load_published(model: R2SM, data: TrainingData, seed: int) -> None:
+def fill_in_states(
+    batch: Batch, texts: TextStates, precision: MatmulPrecision = "float32"
+) -> Batch:
+    """Replaces the token ids of a batch by states of the language model."""
+    if batch.type_text is None:
+        (text,) = texts.of_ids(batch.text, precision=precision)
+        return batch._replace(text=text)
+    text, type_text = texts.of_ids(batch.text, batch.type_text, precision=precision)
+    return batch._replace(text=text, type_text=type_text)
+
+
+def start_from_published(model: R2SM, data: TrainingData, seed: int) -> None:
     """Puts published weights into a model and prints where they went; computes the vectors of a
     classifier, and trains the head of targets."""
     _, params, constants = nnx.split(model, nnx.Param, ...)
@@ -174,7 +170,9 @@ def load_published(model: R2SM, data: TrainingData, seed: int) -> None:
     if model.config.classifier:
         constants = put_weights(constants, make_constants(data.texts, data.sentences))
     if model.config.target:
-        constants = put_weights(constants, train_target_head(data.texts, data.named, seed))
+        constants = put_weights(
+            constants, train_target_head(data.texts, data.target_sentences, seed)
+        )
     nnx.update(model, params, constants)
 
 

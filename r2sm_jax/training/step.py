@@ -22,12 +22,12 @@ Losses = dict[str, Float[Array, ""]]
 class Loss(NamedTuple):
     """What a model learns from a batch."""
 
-    targets: Callable[[Any, Key[Array, ""]], Any]
-    """(batch, key) -> what the model reads and what it should answer: arrays with a row an example,
-    and with weights that are those of the whole batch."""
+    inputs_and_targets: Callable[[Any, Key[Array, ""]], Any]
+    """(batch, key) -> the model's inputs and their targets, arrays whose first axis is the batch.
+    Weights among them are shares of the whole batch, not of a part."""
     losses: Callable[[Any, Any], Losses]
-    """(model, some rows of the targets) -> sums over these rows, which add up to the losses of the
-    batch."""
+    """(model, some rows of these) -> sums over these rows, which add up to the losses
+    of the batch."""
     weights: Mapping[str, float]
     """The weight of each loss in the total; 0 = it is logged alone."""
 
@@ -118,23 +118,23 @@ def train_step(
 
     gradient = partial(jax.value_and_grad(loss_of_part, has_aux=True), state.params)
     with jax.default_matmul_precision(JAX_PRECISION[config.matmul_precision]):
-        targets = loss.targets(batch, key)
-        (total, losses), grads = sum_over_parts(gradient, targets, config.accumulate)
+        rows = loss.inputs_and_targets(batch, key)
+        (total, losses), grads = sum_over_parts(gradient, rows, config.accumulate)
         new_state = update(state, grads, optimizer, config.ema)
     return new_state, losses | {"loss": total, "gradient_norm": optax.tree.norm(grads)}
 
 
-def sum_over_parts(function: Callable[[Any], Any], targets: Any, count: int) -> Any:
+def sum_over_parts(function: Callable[[Any], Any], rows: Any, count: int) -> Any:
     """Adds up a function over `count` parts of the rows, one after the other, in the memory of one
     part. The weights of the targets make it the value of the whole batch, however parts differ."""
     if count == 1:
-        return function(targets)
+        return function(rows)
 
     # The rows of a part lie `count` apart, so that every device holds an equal share of each part.
     def divide(x: Array) -> Array:
         return jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0)
 
-    parts = jax.tree.map(divide, targets)
+    parts = jax.tree.map(divide, rows)
     shapes = jax.eval_shape(lambda parts: function(jax.tree.map(lambda x: x[0], parts)), parts)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:

@@ -60,7 +60,7 @@ class PixelTargets(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Truth and weights of a batch: b images, k queries, m instances, q slots, f sentences, h x w
+    """Truth and weights of a batch: b images, k queries, m instances, s slots, f sentences, h x w
     mask cells."""
 
     pixel_weight: Float[Array, "b h w"]
@@ -73,10 +73,10 @@ class Targets(NamedTuple):
     presence_weight: Float[Array, "b k"]
 
     slots: MaskTargets
-    """[b k q] at low resolution: the instances of each query, one by one, in the order of the
+    """[b k s] at low resolution: the instances of each query, one by one, in the order of the
     batch. Which slot learns which of them is up to `match_slots` (losses.py)."""
-    slot_exists: Bool[Array, "b k q"]
-    """Whether there is such an instance; the axis q is padded."""
+    slot_exists: Bool[Array, "b k s"]
+    """Whether there is such an instance; the axis s is padded."""
     slot_presence_weight: Float[Array, "b k 1"]
     match_amodal: Bool[Array, "b k"]
     """Slots are matched with instances by their amodal masks where this is True, by their modal
@@ -98,20 +98,20 @@ class Targets(NamedTuple):
 def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
     """The targets of a whole batch (data/batches.py lists its arrays). `head` is the name of the
     mask-type head."""
-    masks = to_coverage(batch["masks"])
+    masks = to_coverage(batch.masks)
     pooled = pool_masks(masks)
-    pixel_weight = to_coverage(batch["pixel_weight"])
-    is_known = batch["is_known"]
-    is_amodal = batch["is_amodal"]
-    query_mask = batch["query_mask"]
-    query_instances = batch["query_instances"]
+    pixel_weight = to_coverage(batch.pixel_weight)
+    is_known = batch.is_known
+    is_amodal = batch.is_amodal
+    query_mask = batch.query_mask
+    query_instances = batch.query_instances
 
     # Which masks of a pair a query teaches.
     is_requested = jnp.stack([~is_amodal, is_amodal], axis=-1)  # [b k 2]
     teaches_one = head == NO_HEAD or config.supervise == "requested"
     teaches = is_requested if teaches_one else jnp.ones_like(is_requested)
-    # One match of slots serves both masks. It is by the complete shapes if they are taught; where
-    # one is not annotated, its mask is the visible part.
+    # Slots are matched with instances once for both masks: by the amodal ones if these are taught,
+    # else by the modal ones. An amodal mask that is not annotated holds the visible part.
     match_amodal = teaches[..., AMODAL] & (head != NO_HEAD)
     teaches &= query_mask[..., None]
 
@@ -121,8 +121,8 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         unite(query_instances, masks), teaches & all_known, is_amodal, head=head
     )
 
-    slot_exists = (batch["slot_targets"] >= 0) & query_mask[..., None]
-    slot_instance = jnp.maximum(batch["slot_targets"], 0)
+    slot_exists = (batch.slot_targets >= 0) & query_mask[..., None]
+    slot_instance = jnp.maximum(batch.slot_targets, 0)
     slot_learns = slot_exists[..., None] & teaches[:, :, None] & take(is_known, slot_instance)
     slots = make_mask_targets(
         take(pooled, slot_instance), slot_learns, is_amodal[..., None], head=head
@@ -141,8 +141,8 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
     learns_modal = instance_learns[..., MODAL, None, None]
     instance_regions = jnp.where(learns_modal, masks[:, :, MODAL], masks[:, :, AMODAL])
 
-    # Every slot of a query counts, with or without an instance. The sum over the axis q is taken in
-    # the loss, hence 1 / q here.
+    # Every slot of a query counts, with or without an instance. The sum over the axis s is taken in
+    # the loss, hence 1 / s here.
     num_slots = max(slot_exists.shape[-1], 1)
     slot_presence_weight = mean_weight(query_mask)[..., None] / num_slots  # [b k 1]
 
@@ -158,10 +158,9 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         instances=weigh_masks(masks, is_visible & instance_learns),
         instance_regions=instance_regions,
         pixels=make_pixel_targets(batch, pooled, instance_learns, teaches_hidden=not teaches_one),
-        # A batch has these arrays only for a head that reads words alone (data/batches.py). For
-        # every other head the f sentences are the k queries.
-        type_is_amodal=batch.get("type_is_amodal", is_amodal),
-        type_weight=mean_weight(batch.get("type_valid", query_mask)),
+        # For a head that does not read words alone the f sentences are the k queries.
+        type_is_amodal=is_amodal if batch.type_is_amodal is None else batch.type_is_amodal,
+        type_weight=mean_weight(query_mask if batch.type_valid is None else batch.type_valid),
     )
 
 
@@ -175,13 +174,13 @@ def make_pixel_targets(
     """Targets of the dense losses from masks at their resolution. A pixel belongs to the instance
     that covers more than half of it, if there is one."""
     modal, amodal = masks[:, :, MODAL], masks[:, :, AMODAL]
-    is_image = pool_masks(to_coverage(batch["pixel_weight"])) > 0.5
-    has_amodal = batch["is_known"][..., AMODAL]
+    is_image = pool_masks(to_coverage(batch.pixel_weight)) > 0.5
+    has_amodal = batch.is_known[..., AMODAL]
 
     instance = modal.argmax(1)  # [b h w], an index into the axis m
     is_object = (modal.max(1) > 0.5) & is_image
     is_taught = is_object[..., None] & take(learns, instance)  # [b h w 2]
-    labels = {name: take(label, instance) for name, label in batch["labels"].items()}
+    labels = {name: take(label, instance) for name, label in batch.labels.items()}
     is_hidden = (amodal - modal > 0.5) & has_amodal[..., None, None]  # [b m h w]
 
     return PixelTargets(
@@ -190,10 +189,10 @@ def make_pixel_targets(
             name: mean_weight(is_taught[..., MODAL] & (label >= 0))
             for name, label in labels.items()
         },
-        box=take(batch["boxes"], instance),
+        box=take(batch.boxes, instance),
         box_weight=mean_weight(is_taught.all(-1)),
         hidden=is_hidden.astype(jnp.float32),
-        hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
+        hidden_labels=batch.labels.get("category", jnp.full(has_amodal.shape, -1)),
         hidden_unknown=~has_amodal,
         # What is hidden is the difference of both masks, so it is not taught where a query teaches
         # only one of them.
