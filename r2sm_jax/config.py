@@ -218,8 +218,9 @@ class ModelConfig:
     whether what a sentence names is there (models/classifier.py). With `--init` as in the run that
     is started from."""
     target: bool = False
-    """Have a head that marks the words that name what a sentence means (`Decision.target`). It is trained
-    on sentences alone when a run starts. With `--init` as in the run that is started from."""
+    """Have a head that marks the words that name what a sentence means (`Decision.target`). It is
+    trained on sentences alone when a run starts. With `--init` as in the run that is started
+    from."""
     completer: CompleterConfig = field(default_factory=CompleterConfig)
     outliner: OutlinerConfig = field(default_factory=OutlinerConfig)
 
@@ -240,8 +241,8 @@ class LossConfig:
     """The losses and their weights, which suit `--loss.masks mask2former`; each loss is logged."""
 
     masks: MaskRecipe = "mask2former"
-    """The losses of a mask: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1
-    dice."""
+    """The losses of a mask: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20
+    focal + 1 dice."""
     supervise: Literal["both", "requested"] = "both"
     """Train both masks on every query, or only the one that it asks for, in every loss
     (docs/heads.md)."""
@@ -325,13 +326,13 @@ class DataConfig:
     instances: int = 8
     """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
-    """Share of tokens that are hidden from a mask-type head that reads words alone, chosen at random
-    each time."""
+    """Share of tokens that are hidden from a mask-type head that reads words alone, drawn anew each
+    time."""
     text_only_queries: int = 12000
     """Sentences without an image, about anything, from which the mask-type head also learns."""
     mirror: bool = True
-    """Mirror half of the images. Their queries that say left or right are left out; those of compose
-    are written about the mirrored image."""
+    """Mirror half of the images. Their queries that say left or right are left out; those of
+    composed photos are written about the mirrored image."""
     crop: float = 1.0
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
     cut are left out, and positions among objects of which one is."""

@@ -48,8 +48,8 @@ def fit(
     best where training makes them worse. A run that was killed and resumed is bit for bit one that
     never stopped, on the same machine and devices.
 
-    Returns the seconds that the run was trained, from its start through every `--resume`; None where
-    a signal stopped it. Raises InputError if a loss or its gradient is not finite.
+    Returns the seconds that the run was trained, from its start through every `--resume`, or None
+    where a signal stopped it. Raises InputError if a loss or its gradient is not finite.
     """
     started = time.monotonic()
     loop = config.train

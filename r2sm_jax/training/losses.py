@@ -369,7 +369,7 @@ def mask_loss(
     pixel_weight: Float[Array, "*#n h w"],
     recipe: MaskRecipe,
 ) -> Float[Array, "*n"]:
-    """The named pair of losses, of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
+    """The named losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
     or SAM (paper, appendix A)."""
     dice = dice_loss(logits, target, pixel_weight)
     if recipe == "sam":
