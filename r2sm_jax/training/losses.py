@@ -424,9 +424,9 @@ def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
     """Pixel features at a resolution `POOL` times lower.
 
     The logits of a kernel are linear in the pixel features, so those from pooled features are the
-    pooled logits, before the maximum that makes an amodal mask. Only x² and y² of `coordinate_features` differ: they are made anew from pooled x
-    and y, and the square of a mean is not the mean of squares. With 48 cells a side in -1..1, two
-    neighbours lie 1 / 48 to each side of their centre, an error of 2 (1 / 48)² = 0.0009 times the
-    weight of the channel.
+    pooled logits (of a completing kernel; an amodal mask is a maximum of two). Only x² and y² of
+    `coordinate_features` differ: they are made anew from pooled x and y, and the square of a mean
+    is not the mean of squares. With 48 cells a side in -1..1, two neighbours lie 1 / 48 to each
+    side of their centre, an error of 2 (1 / 48)² = 0.0009 times the weight of the channel.
     """
     return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=POOL, x=POOL)
