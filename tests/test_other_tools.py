@@ -43,7 +43,7 @@ def draft(tmp_path, monkeypatch) -> Path:
     instances = []
     for number, (visible, whole) in enumerate(zip(VISIBLE, WHOLE, strict=True), start=11):
         modal, amodal = masks.encode(visible), masks.encode(whole)
-        fields = {"completed_by": completed_by("m", modal, amodal), "score": 0.8}
+        fields = {"completed_by": completed_by("m", amodal), "score": 0.8}
         fields["occluded_by"] = [12, 14]
         category = "mug" if number < 13 else "box"
         instances.append(Instance(number, category, modal, amodal, fields=fields))

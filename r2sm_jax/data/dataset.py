@@ -579,10 +579,9 @@ def to_records(
     }
 
 
-def completed_by(model: str, modal: RLE, amodal: RLE) -> dict[str, str]:
-    """Says that a model drew a complete mask, and of which visible one."""
-    hashes = {"visible_mask": masks.digest(modal), "segmentation": masks.digest(amodal)}
-    return {"model": model, **hashes}
+def completed_by(model: str, amodal: RLE) -> dict[str, str]:
+    """Says that a model drew a complete mask, by its hash."""
+    return {"model": model, "segmentation": masks.digest(amodal)}
 
 
 def draw_polygons(record: dict[str, Any], size: tuple[int, int]) -> None:
@@ -597,7 +596,7 @@ def draw_polygons(record: dict[str, Any], size: tuple[int, int]) -> None:
         # It is the machine's, and so are the polygons.
         amodal, modal = (masks.compressed(drawn[name], *size) for name in MASK_FIELDS)
         both = masks.merge([amodal, modal], *size)
-        record[COMPLETED_BY] = completed_by(stated["model"], modal, both)
+        record[COMPLETED_BY] = completed_by(stated["model"], both)
     record |= drawn
 
 
