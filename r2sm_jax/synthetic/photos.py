@@ -118,10 +118,10 @@ def read_file(
     The splits of a run share one copy of a file that was `changed` at a time. Raises InputError for
     another kind of file, and a missing folder.
     """
-    folders = image_folders(path, images)
+    folder = None if images is None else Path(images)
     collector = Collector()
     options = COCOOptions(crowds_are_objects=crowds == "objects")
-    truths = tuple(read_coco(path, None, options, collector, folders))
+    truths = tuple(read_coco(path, folder, options, collector, may_be_missing=True))
     collector.check(MAX_BAD, "a share of")
     summary = review(path, truths, collector)
     if summary.num_ignored == summary.num_objects:
@@ -144,6 +144,7 @@ def read_file(
     groups = [c.get("supercategory") for c in categories if c.get("supercategory") != c["name"]]
     others = {display_name(str(group)) for group in groups}
     marked = [name for name in classes if name in used and name not in others]
+    folders = image_folders(path, images)
     return PhotoFile(path, folders, truths, classes, is_partial, () if is_partial else (*marked,))
 
 

@@ -182,6 +182,6 @@ def read_source(
         crowds_are_objects=crowds == "objects",
         min_score=min_score,
         boxes=True,
-        listed_in=annotations,
+        annotations=annotations,
     )
     return read_coco(source, images_dir, options, collector)
