@@ -24,7 +24,7 @@ from scipy.special import expit
 from r2sm_jax.config import DataConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import HeadScores, ablation_table, write_ablation
-from r2sm_jax.evaluation.calibration import fit_temperature
+from r2sm_jax.evaluation.fit_calibration import fit_temperature
 from r2sm_jax.inference.load import enable_compilation_cache
 from r2sm_jax.language.states import TextStates
 from r2sm_jax.markdown import print_markdown, to_markdown

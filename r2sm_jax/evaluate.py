@@ -88,7 +88,12 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     if args.out:
         refuse_other_system(Path(args.out), {"weights_sha256": run.predictor.weights_sha256})
     trained = run.config.data
-    data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
+    data = trained
+    if args.data:
+        # Only composed photos read `crowds`.
+        is_composed = SourceSpec.parse(args.data).kind == "compose"
+        crowds = trained.crowds if is_composed else DataConfig.crowds
+        data = DataConfig(source=args.data, seed=trained.seed, crowds=crowds)
     data = replace(
         data, images=args.images or data.images, backgrounds=args.backgrounds or data.backgrounds
     )
@@ -134,10 +139,11 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
 def evaluate_detections(args: EvaluateConfig) -> None:
     """Prints the scores of a detector's masks, and writes them where --out says."""
     assert args.predictions is not None
-    if args.split or args.samples or args.format != "auto":
+    others = (args.split, args.samples, args.images, args.backgrounds)
+    if any(others) or args.format != "auto":
         raise InputError(
-            f"{args.predictions}: --split, --samples and --format are not for results of a "
-            "detector, which are about all of --data; leave them out"
+            f"{args.predictions}: --split, --samples, --images, --backgrounds and --format are not "
+            "for results of a detector, which are about all of --data; leave them out"
         )
     data = Path((args.data or "").removeprefix("json:"))
     if not data.is_file():

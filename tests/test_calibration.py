@@ -6,7 +6,8 @@ import pytest
 from listed_source import ListedSource
 
 from r2sm_jax.data.dataset import Instance, Sample
-from r2sm_jax.evaluation.calibration import (
+from r2sm_jax.evaluation.decisions import mask_type_scores
+from r2sm_jax.evaluation.fit_calibration import (
     MASK_SHIFTS,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
@@ -21,7 +22,6 @@ from r2sm_jax.evaluation.calibration import (
     fit_temperature,
     fit_unsure,
 )
-from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.evaluation.iou import overlap, overlaps_at_shifts
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.prompts import Request

@@ -224,6 +224,7 @@ def test_what_people_changed_in_a_draft_stays(is_polygons, place, command):
     assert "completed_by" not in by_id[40]  # it is a crowd
     assert isinstance(by_id[31]["segmentation"], list) == is_polygons
     assert by_id[31]["completed_by"]["model"] == "completer"
+    assert by_id[31]["completed_by"].keys() == {"model", "segmentation"}
     by_id[31]["segmentation"] = polygon(10, 10, 50, 44)
     added = {"id": 60, "image_id": 7, "category_id": 5, "segmentation": polygon(0, 50, 9, 60)}
     draft["annotations"].append(added)
@@ -344,6 +345,7 @@ def test_what_cannot_be_completed_stays_as_it_is(place, command):
     source["annotations"][0]["visible_mask"] = masks.encode(np.zeros(SIZE, bool))
     end = command(main, "complete", write("data.json", source), *FLAGS)
     assert end.code == 0 and "wrote out.json: 2 objects completed in 3 images" in end.out, end.err
+    assert "1 crowds or ignored regions" in end.out
     hidden = completed_by_id()[31]
     assert "occluded_by" not in hidden
     np.testing.assert_array_equal(masks.decode(hidden["segmentation"]), MUG)
@@ -454,6 +456,17 @@ def test_a_box_of_an_instances_file_is_outlined_as_one_of_results(
     assert [prompt.box for prompt in prompts] == [(10, 10, 30, 40)]
     end = command(main, "complete", "out.json", *flags(out="again.json"))
     assert end.code == 0 and len(prompts) == 1, end.err
+
+
+def test_a_region_to_ignore_keeps_its_box(place, command):
+    """It needs no outliner, which this model lacks."""
+    source = instances()
+    del source["annotations"][2]["segmentation"]
+    end = command(main, "complete", write("coco.json", source), *FLAGS)
+    assert end.code == 0 and "1 crowds or ignored regions" in end.out, end.err
+    kept = completed_by_id()[40]
+    np.testing.assert_array_equal(masks.decode(kept["segmentation"]), CROWD)
+    assert kept["ignore"] and "visible_score" not in kept
 
 
 def test_corners_in_the_place_of_width_and_height_end_outside(place, command):

@@ -295,6 +295,21 @@ def test_bad_files_are_refused(file, tmp_path, wrong, words):
         ComposeSource(paths, wrong.get("split", "train"), 1, images=folder)
 
 
+def test_results_find_their_photos_in_a_folder(file, tmp_path):
+    records = json.loads(file.read_text())
+    stems = {image["id"]: Path(image["file_name"]).stem for image in records["images"]}
+    results = [
+        {"image_id": stems[a["image_id"]], "category_id": 1, "segmentation": a["segmentation"]}
+        for a in records["annotations"]
+    ]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results))
+    photos = Photos(path, file.parent / "images")
+    assert len(photos) == len({a["image_id"] for a in records["annotations"]})
+    with pytest.raises(InputError, match="give --images DIR"):
+        Photos(path)
+
+
 @pytest.fixture
 def ten_photos(file, tmp_path) -> Path:
     records = json.loads(file.read_text())
@@ -492,6 +507,7 @@ def test_augmented_copies_of_a_photo_are_on_one_side_of_every_split(file, tmp_pa
         originals = [{name.partition("_")[0] for name in names} for names in parts.values()]
         assert sum(map(len, originals)) == 20 and all(originals)
     assert find_pictures_in_both(["a_jpg.rf.1.jpg"], ["a_jpg.rf.2.jpg"]) is not None
+    assert find_pictures_in_both(["a_b_jpg.rf.1.jpg"], ["a_b.jpg"]) is not None
     assert find_pictures_in_both(["a_jpg.rf.1.jpg"], ["a_png.rf.2.jpg"]) is None
 
 

@@ -10,7 +10,6 @@ from scipy.special import expit, logit
 from stub_predictor import StubCompleter, StubOutliner
 
 from r2sm_jax.data.dataset import Instance, Sample
-from r2sm_jax.evaluation.calibration import MIN_VALUES, fit_kind
 from r2sm_jax.evaluation.completion import ObjectScore
 from r2sm_jax.evaluation.crop_selection import (
     MeasuredObject,
@@ -19,6 +18,7 @@ from r2sm_jax.evaluation.crop_selection import (
     fit_hidden,
     fit_outliner,
 )
+from r2sm_jax.evaluation.fit_calibration import MIN_VALUES, fit_kind
 from r2sm_jax.inference.crop_models import OUTSIDE_LOGIT, Drawing, MaskCompleter
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 

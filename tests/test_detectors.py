@@ -116,6 +116,14 @@ def test_a_detector_that_tells_what_is_hidden(tmp_path, command):
         assert by_share == [pytest.approx(1), 1] and figures[kind]["ar_occluded_40"] is None
 
 
+def test_a_name_that_two_photos_have_is_refused(tmp_path, refused):
+    flags = save(tmp_path, [TRUE], [FOUND | {"image_id": "a"}])
+    content = json.loads((tmp_path / "data.json").read_text())
+    content["images"].append(content["images"][0] | {"id": 2, "file_name": "b/a.jpg"})
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    assert "entry 0: 'a' is not one image of the data: 1, 2, ..." in refused(main, *flags)
+
+
 def test_visible_masks_alone_are_scored_alone(tmp_path, command):
     flags = save(tmp_path, [FOUND | {"id": 1, "iscrowd": 0}], [FOUND])
     shown = command(main, *flags).out
@@ -125,11 +133,13 @@ def test_visible_masks_alone_are_scored_alone(tmp_path, command):
 @pytest.mark.parametrize(
     ("change", "flags", "words"),
     [
-        ({"image_id": 5}, [], "entry 0: the data have no image 5, but a, 1, ..."),
-        ({"category_id": 0}, [], "entry 0: the data have no category 0, but 3, 7, 8, ..."),
+        ({"image_id": 5}, [], "entry 0: 5 is not one image of the data: a, 1, ..."),
+        ({"category_id": 0}, [], "entry 0: 0 is not one category of the data: 3, 7, 8, ..."),
         ({"segmentation": masks.encode(np.ones((3, 4), bool))}, [], "entry 0: the RLE's size"),
         ({"score": None}, [], "$[0].score"),
         ({}, ["--split", "val"], "leave them out"),
+        ({}, ["--images", "photos"], "leave them out"),
+        ({}, ["--backgrounds", "photos"], "leave them out"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(change, flags, words, tmp_path, refused):

@@ -10,11 +10,14 @@ from listed_source import ListedSource
 from PIL import Image
 from sample_records import to_records
 
+from r2sm_jax import evaluate
 from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source, write_records
 from r2sm_jax.data.letterbox import Letterbox
+from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
+from r2sm_jax.evaluation import evaluator
 from r2sm_jax.evaluation.counts import overlap_of_both, requested
 from r2sm_jax.evaluation.evaluator import evaluate_sentences, evaluate_source
 from r2sm_jax.evaluation.iou import lisa_iou
@@ -109,6 +112,30 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
     assert evaluate_file()["splits"] == report["splits"]
     parts = evaluate_file("--split", "train,dev,val")["meta"]["images"]
     assert set(parts) == {"train", "dev", "val"} and sum(parts.values()) == 6
+
+
+def test_crowds_of_composed_photos_are_what_they_were_in_training(run, monkeypatch, refused):
+    config = replace(run.config, data=replace(run.config.data, crowds="objects"))
+    monkeypatch.setattr(loading, "load", lambda *_, **__: replace(run, config=config))
+    crowds = []
+
+    def open_splits(data, *_, **__):
+        crowds.append(data.crowds)
+        raise InputError("it is seen")
+
+    monkeypatch.setattr(evaluate, "open_splits", open_splits)
+    for spec in ("compose:photos.json", "json:data.json"):
+        assert "it is seen" in refused(main, "run", "--data", spec)
+    assert crowds == ["objects", "ignore"]
+
+
+def test_a_report_counts_no_image_twice_that_training_has_seen(run, monkeypatch):
+    """More files can be in the pictures of a source than it has samples."""
+    source = ListedSource([sample()])
+    monkeypatch.setattr(source, "fingerprints", lambda: ["a", "b", "c"])
+    monkeypatch.setattr(evaluator, "read_trained_on", lambda folder: {"a", "b"})
+    report, _ = evaluator.evaluate(run, {"val": source}, "compose:photos.json", "")
+    assert report["meta"]["images_seen"] == {"val": 1}
 
 
 class PerfectPredictor(Predictor):

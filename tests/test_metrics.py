@@ -342,6 +342,12 @@ def test_the_right_object_is_the_one_that_an_answer_overlaps_most():
     assert row(1, np.zeros_like(far))["right_object"] == 0
     assert np.isnan(row(2, left)["right_object"])
 
+    # What lies in a region to ignore counts nowhere.
+    crowd = Instance(4, "crowd", masks.encode(right), None, ignore=True)
+    truths = truths_of_image(ImageTruth(1, "a.png", (8, 24), (*instances, crowd), queries), 0)
+    assert row(0, both_cats)["right_object"] == 1
+    truths = truths_of_image(ImageTruth(1, "a.png", (8, 24), instances, queries), 0)
+
     rows = np.concatenate([row(0, left), row(0, both_cats), row(1, left), row(2, both_cats)])
     groups = breakdowns(rows)["class"]
     assert groups["one of several"]["right_object"] == 0.5

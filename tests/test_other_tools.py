@@ -15,6 +15,7 @@ from r2sm_jax.data.__main__ import main
 from r2sm_jax.data.dataset import ImageTruth, Instance, completed_by, read_json, write
 from r2sm_jax.data.readers.coco import read_coco
 from r2sm_jax.data.readers.listing import COCOOptions
+from r2sm_jax.errors import InputError
 from r2sm_jax.inference.prediction import InstanceMask, Prediction
 
 SIZE = HEIGHT, WIDTH = 60, 80
@@ -43,7 +44,7 @@ def draft(tmp_path, monkeypatch) -> Path:
     instances = []
     for number, (visible, whole) in enumerate(zip(VISIBLE, WHOLE, strict=True), start=11):
         modal, amodal = masks.encode(visible), masks.encode(whole)
-        fields = {"completed_by": completed_by("m", modal, amodal), "score": 0.8}
+        fields = {"completed_by": completed_by("m", amodal), "score": 0.8}
         fields["occluded_by"] = [12, 14]
         category = "mug" if number < 13 else "box"
         instances.append(Instance(number, category, modal, amodal, fields=fields))
@@ -260,9 +261,28 @@ def test_results_of_ultralytics_name_the_files_of_images(draft):
     mask = masks.encode(VISIBLE[0])
     results = [{"image_id": i, "category_id": 1, "segmentation": mask, "score": 0.9} for i in "ba"]
     Path("predictions.json").write_text(json.dumps(results))
-    options = COCOOptions(listed_in=draft)
+    options = COCOOptions(annotations=draft)
     truths = list(read_coco(Path("predictions.json"), draft.parent, options))
     assert [(t.image_id, t.file_name) for t in truths] == [(6, "photos/b.jpg"), (5, "photos/a.jpg")]
+    content = json.loads(draft.read_text())
+    content["images"].append(content["images"][0] | {"id": 7, "file_name": "others/a.jpg"})
+    draft.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="image 'a': it is not one image of"):
+        list(read_coco(Path("predictions.json"), draft.parent, options))
+
+
+def test_results_correct_a_draft_whose_images_are_given(draft, command, refused):
+    (draft.parent / "photos").mkdir()
+    for name in "ab":
+        Image.new("RGB", (WIDTH, HEIGHT)).save(f"photos/{name}.jpg")
+    results = [{"image_id": "a", "category_id": 1, "segmentation": masks.encode(WHOLE[0])}]
+    Path("results.json").write_text(json.dumps(results))
+    words = "convert", "corrected", "results.json", "--over", draft, "--out", "out.json"
+    end = command(main, *words, "--images", "photos")
+    assert end.code == 0 and "3 kept, 0 changed, 0 added, 1 dropped" in end.out, end.err + end.out
+    names = [image["file_name"] for image in json.loads(Path("out.json").read_text())["images"]]
+    assert names == ["photos/a.jpg", "photos/b.jpg"]
+    assert "nowhere" in refused(main, *words, "--images", "nowhere", "--overwrite")
 
 
 def test_detections_of_supervision():

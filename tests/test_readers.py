@@ -77,7 +77,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 # One file a format, and what it becomes.
 
-FORMATS = {
+EXAMPLES = {
     "coco": "coco coco.json --queries 0",
     "cocoa-cls": "cocoa-cls cocoa-cls.json --queries 0",
     "aistron": "cocoa-cls aistron.json --queries 0",
@@ -95,7 +95,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_a_file_of_each_format(name, place, command):
     if name == "folders":
         for number, (complete, visible) in enumerate([(FRONT, FRONT), (BACK, BACK & ~FRONT)]):
@@ -105,7 +105,7 @@ def test_a_file_of_each_format(name, place, command):
                 Image.fromarray(mask).save(place / folder / f"b_{number}_red_{folder}.png")
     over = "cocoa-cls", "cocoa-cls.json", "--queries", 0, "--out", "over.json"
     assert command(main, "convert", *over).code == 0
-    end = command(main, "convert", *FORMATS[name].split(), "--out", "out.json")
+    end = command(main, "convert", *EXAMPLES[name].split(), "--out", "out.json")
     assert end.code == 0, end.err
     assert json.loads(Path("out.json").read_text()) == load(f"expected/{name}.json")
 

@@ -137,7 +137,7 @@ def objects_of(content, image_id, folder):
     (folder / "objects.json").write_text(json.dumps(content))
     dataset = read_json(folder / "objects.json", need_images=False)
     truth = dataset.truth_at(dataset.image_ids.index(image_id))
-    instances = [instance.convert(masks.expand) for instance in truth.instances]
+    instances = [instance.map_masks(masks.expand) for instance in truth.instances]
     background = find_background(truth)
     return [facts for facts in describe_objects(instances) if facts.id not in background]
 

@@ -1,8 +1,9 @@
 """What readers of annotation files find: records that cannot be used, and what else is odd.
 
-A reader is a generator that wraps each record in `Collector.record`. What is wrong with a record
-raises `KeyError` or `ValueError` there, and the record is left out and listed with its file and id.
-Who reads judges the list: `data check` refuses any bad record, others more than a share of them.
+A reader is a generator that wraps each record in `Collector.record`. A KeyError, ValueError or
+InputError there leaves the record out, and lists it with its file and id. Who reads judges the
+list: `data check` refuses any bad record, others more than a share of them; a strict collector
+raises the first.
 """
 
 import sys
@@ -69,7 +70,10 @@ class Collector:
             self.categories[name] = {**record, "id": number, "name": name}
 
     def check(self, max_bad: float, limit: str = "--max-bad") -> None:
-        """Raises InputError if more than this share of the records is bad. `limit`: its name."""
+        """Raises InputError if more than this share of the records is bad.
+
+        `limit`: what the message says before the number, such as a flag.
+        """
         check_share(max_bad, limit)
         allowed = int(max_bad * self.num_records)
         if len(self.bad) > allowed:

@@ -30,8 +30,8 @@ few pixels beyond it. More than that means that the two may have been exchanged.
 RATE_TOLERANCE = 0.02
 """Stated and measured occlusion rates may differ by this much."""
 NUM_COMPARED_ON_READING = 200
-"""Reading a dataset compares so many annotations; `data check` and the readers of `data convert`
-compare all."""
+"""Reading a dataset compares so many annotations. `data check` compares all, and so do the readers
+of COCO files, of folders of masks and of R2SM."""
 
 SENTENCES = {
     "box": "bboxes contradict their masks ({}); correct the masks, or leave bbox out",

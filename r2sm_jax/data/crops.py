@@ -23,7 +23,7 @@ MIN_WINDOW_SIDE = 30  # pixels, of crops around a click
 CLICK_RADIUS = 0.025  # standard deviation of a drawn click, as a share of the crop's side
 
 MIN_COMPLETED_PIXELS = 40  # below it a visible mask says too little about its object
-MIN_HIDDEN_SHARE = 0.05  # from which on an object counts as hidden
+MIN_HIDDEN_SHARE = 0.05  # of the complete mask, from which on an object counts as hidden
 
 
 @dataclass(frozen=True)

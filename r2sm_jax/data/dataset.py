@@ -75,17 +75,17 @@ class Instance(Generic[M]):
         """The amodal mask, or the modal one where the complete shape is not known."""
         return self.modal if self.amodal is None else self.amodal
 
-    def convert(self, form: Callable[[M], N]) -> "Instance[N]":
-        """Converts the masks of an instance to another form, such as RLEs to arrays.
+    def map_masks(self, change: Callable[[M], N]) -> "Instance[N]":
+        """Applies a function to both masks, such as one that makes arrays of RLEs.
 
         A complete mask that is the visible one itself is so afterwards, too.
         """
-        modal = form(self.modal)
+        modal = change(self.modal)
         amodal = modal
         if self.amodal is None:
             amodal = None
         elif self.amodal is not self.modal:
-            amodal = form(self.amodal)
+            amodal = change(self.amodal)
         return Instance(
             self.id, self.category, modal, amodal, self.attributes, self.ignore, self.fields
         )
@@ -119,7 +119,7 @@ class ImageTruth:
 def truth_of_sample(sample: Sample) -> ImageTruth:
     """The annotations of a sample whose masks are arrays."""
     height, width = sample.image.shape[:2]
-    instances = tuple(instance.convert(masks.encode) for instance in sample.instances)
+    instances = tuple(instance.map_masks(masks.encode) for instance in sample.instances)
     return ImageTruth(sample.image_id, sample.file_name, (height, width), instances, sample.queries)
 
 
@@ -165,8 +165,11 @@ class Source(ABC):
         return SourceSubset(self, tuple(indices))
 
     def fingerprints(self) -> list[str]:
-        """Returns the fingerprint of each sample's picture file, "" for a made picture; after them
-        those of more files, if parts of these are in the pictures."""
+        """Returns the fingerprint of each sample's picture file, "" for a made picture.
+
+        The list may be longer than the source: after the samples come files of which only parts are
+        in pictures.
+        """
         return [""] * len(self)
 
 
@@ -262,7 +265,7 @@ class Dataset(Source):
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
         truth = self.truth_at(index)
-        instances = tuple(instance.convert(masks.expand) for instance in truth.instances)
+        instances = tuple(instance.map_masks(masks.expand) for instance in truth.instances)
         image = self.image_at(index)
         return Sample(truth.image_id, truth.file_name, image, instances, truth.queries)
 
@@ -366,7 +369,8 @@ def make_instance(
     # An object without a visible mask of its own is fully visible. It has either mask.
     modal = modal or amodal
     assert modal is not None
-    # `to_records` writes an ignored region so, of which only what shows is known.
+    # Of an ignored region with `segmentation` alone, as `to_records` writes it, that mask is what
+    # shows, and the complete one is not known.
     if ignore and rles[1] is None and annotation.occlude_rate is None:
         amodal = None
     return Instance(annotation.id, category, modal, amodal, annotation.words, ignore, fields)
@@ -582,10 +586,9 @@ def to_records(
     }
 
 
-def completed_by(model: str, modal: RLE, amodal: RLE) -> dict[str, str]:
-    """Says that a model drew a complete mask, and of which visible one."""
-    hashes = {"visible_mask": masks.digest(modal), "segmentation": masks.digest(amodal)}
-    return {"model": model, **hashes}
+def completed_by(model: str, amodal: RLE) -> dict[str, str]:
+    """Says that a model drew a complete mask, by its hash."""
+    return {"model": model, "segmentation": masks.digest(amodal)}
 
 
 def draw_polygons(record: dict[str, Any], size: tuple[int, int]) -> None:
@@ -600,7 +603,7 @@ def draw_polygons(record: dict[str, Any], size: tuple[int, int]) -> None:
         # It is the machine's, and so are the polygons.
         amodal, modal = (masks.compressed(drawn[name], *size) for name in MASK_FIELDS)
         both = masks.merge([amodal, modal], *size)
-        record[COMPLETED_BY] = completed_by(stated["model"], modal, both)
+        record[COMPLETED_BY] = completed_by(stated["model"], both)
     record |= drawn
 
 

@@ -1,7 +1,7 @@
 """Drafts that people correct: which masks are the machine's, and which people drew or changed.
 
-`data complete` writes a field `completed_by` with hashes of both masks. A mask with another hash is
-no longer the machine's.
+`data complete` writes a field `completed_by` with a hash of the complete mask. A complete mask with
+another hash is no longer the machine's.
 """
 
 import hashlib

@@ -147,7 +147,7 @@ def cut_out(sample: Sample, window: tuple[slice, slice]) -> Sample:
         area = np.count_nonzero(instance.complete)
         area_inside = np.count_nonzero(instance.complete[window])
         if area_inside:
-            instances.append(instance.convert(lambda mask: mask[window]))
+            instances.append(instance.map_masks(lambda mask: mask[window]))
         if area_inside >= MIN_SHARE_IN_CROP * area:
             complete_ids.add(instance.id)
 

@@ -219,8 +219,8 @@ def summarize(truths: Iterable[ImageTruth]) -> SplitSummary:
 def review(source: Path | str, truths: Sequence[ImageTruth], collector: Collector) -> SplitSummary:
     """Notes what is odd about the images that were read: files under two ids, and doubles.
 
-    All commands that read files of others call it. Raises InputError if most images share their
-    file with another one.
+    `data check`, `convert` and `complete` call it for files of others, and so does who composes
+    photos. Raises InputError if most images share their file with another one.
     """
     shared = find_shared_files([truth.file_name for truth in truths])
     summary = summarize(truths)

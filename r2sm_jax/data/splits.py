@@ -17,7 +17,7 @@ WHOLE_TRAIN = "train_with_dev"
 """The split of a file that is `train` and `dev` together, for a run that selects on another one."""
 MIN_FOR_SHARES = 10
 """With fewer images than this, one image is held out for each split, and not a tenth."""
-COPY = re.compile(r"_(\w+)\.rf\.[^./]+\.\w+$")
+COPY = re.compile(r"_([^\W_]+)\.rf\.[^./]+\.\w+$")
 """The end of the name of an augmented copy, as Roboflow writes it: of x.jpg `x_jpg.rf.HASH.jpg`."""
 
 

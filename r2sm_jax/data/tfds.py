@@ -200,7 +200,7 @@ def _encode(sample: Sample, path: Path) -> dict[str, Any]:
     """A sample as a record of `FEATURES`; `path` is its image."""
     instances = []
     for instance in sample.instances:
-        counts = instance.convert(lambda mask: masks.encode(mask)["counts"])
+        counts = instance.map_masks(lambda mask: masks.encode(mask)["counts"])
         fields = vars(counts) | {
             "amodal": counts.amodal or "",
             "attributes": json.dumps(dict(counts.attributes)),
@@ -236,14 +236,14 @@ def _instance(row: Mapping[str, Any], size: tuple[int, ...]) -> Instance:
     """The instance of a row, with masks `[H W]` of this size."""
     amodal = row["amodal"] or None
     if amodal == row["modal"]:
-        amodal = row["modal"]  # the same object, so that `convert` decodes it once
+        amodal = row["modal"]  # the same object, so that `map_masks` decodes it once
     fields = {
         **row,
         "amodal": amodal,
         "attributes": json.loads(row["attributes"]),
     }
-    with_counts = Instance(**fields)
-    return with_counts.convert(lambda counts: masks.decode({"size": list(size), "counts": counts}))
+    instance = Instance(**fields)
+    return instance.map_masks(lambda counts: masks.decode({"size": list(size), "counts": counts}))
 
 
 def _queries(record: Mapping[str, Any]) -> tuple[Query, ...]:

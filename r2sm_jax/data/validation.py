@@ -307,7 +307,7 @@ def value_faults(annotation: Annotation) -> Iterator[str]:
 
 
 def _mask_fault(mask: msgspec.Raw, image: ImageRecord | None) -> str:
-    """What is wrong with a mask that is not decoded: with its size, or its type; "" if nothing."""
+    """What is wrong with the size or type of a mask, told without decoding it; "" if nothing."""
     content = bytes(mask)
     if content[:1] == b"{":
         try:

@@ -20,7 +20,6 @@ from r2sm_jax.config import Config
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.calibration import MIN_VALUES, fit_kind
 from r2sm_jax.evaluation.completion import (
     REFERENCE_METHODS,
     FiguresByName,
@@ -39,6 +38,7 @@ from r2sm_jax.evaluation.completion import (
     scored_objects,
     visible_union,
 )
+from r2sm_jax.evaluation.fit_calibration import MIN_VALUES, fit_kind
 from r2sm_jax.evaluation.selection import Evaluation
 from r2sm_jax.inference.crop_models import (
     MaskCompleter,

@@ -4,7 +4,7 @@
 It is COCO's evaluation over classes (instances.py): a class of an image is a unit.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -106,7 +106,11 @@ def _read_found(
     path: Path, truths: Sequence[ImageTruth], classes: Mapping[int, str]
 ) -> Mapping[int, FoundInImage]:
     """What was found in each image that the file names."""
-    images: dict[int | str, ImageTruth] = {PurePath(t.file_name).stem: t for t in truths}
+    stems = [PurePath(truth.file_name).stem for truth in truths]
+    counts = Counter(stems)
+    images: dict[int | str, ImageTruth] = {
+        stem: truth for stem, truth in zip(stems, truths, strict=True) if counts[stem] == 1
+    }
     images |= {truth.image_id: truth for truth in truths}
     found: dict[int, dict[str, list[Found]]] = defaultdict(lambda: defaultdict(list))
     for number, one in enumerate(read_entries(path, Found)):
@@ -117,7 +121,7 @@ def _read_found(
         ):
             if value not in known:
                 some = ", ".join(map(str, list(known)[:3]))
-                raise InputError(f"{where}: the data have no {what} {value!r}, but {some}, ...")
+                raise InputError(f"{where}: {value!r} is not one {what} of the data: {some}, ...")
         truth = images[one.image_id]
         try:
             one.segmentation = masks.compressed(one.segmentation, *truth.size)

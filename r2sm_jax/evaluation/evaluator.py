@@ -55,7 +55,7 @@ def evaluate(
     known = read_trained_on(run.folder)
     if known is not None:
         for results in evaluated.values():
-            pictures = enumerate(results.source.fingerprints())
+            pictures = enumerate(results.source.fingerprints()[: len(results.source)])
             results.seen = {index for index, picture in pictures if picture in known}
     sentences = {}
     if spec == "scenes":

@@ -25,7 +25,7 @@ from r2sm_jax.evaluation.iou import Scores
 
 MAX_DETECTIONS = 100
 """Detections of a query that count."""
-MIN_OCCLUSION = (0.15, 0.25, 0.40)
+OCCLUDED_FROM = (0.15, 0.25, 0.40)
 """Hidden shares from which VRSP and AISFormer count an object as occluded. Their tables call them
 APs, APm and APl."""
 
@@ -126,9 +126,9 @@ def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | N
 
     As in VRSP and AISFormer (detectron2/data/amodal_datasets/pycocotools): COCO's figures by area,
     with the visible share in the place of the area, of the truth as of the detections. So a
-    detection without a match counts only where it says itself that so much is hidden. Objects whose
-    complete shape is not annotated are ignored. AP is None for a system that does not tell how much
-    of its detections is hidden.
+    detection without a match counts as wrong only if its own `occlude_rate` is that high. Objects
+    whose complete shape is not annotated are ignored. AP is None for a system that does not tell
+    how much of its detections is hidden.
     """
     by_share = []
     for query in queries:
@@ -136,9 +136,9 @@ def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | N
         by_share.append(query._replace(areas=1 - query.occlude_rates, truth_areas=true_shares))
     is_told = not any(np.isnan(query.areas).any() for query in by_share)
 
-    evaluated = _accumulate(by_share, [[0, 1 - rate] for rate in MIN_OCCLUSION])
+    evaluated = _accumulate(by_share, [[0, 1 - rate] for rate in OCCLUDED_FROM])
     figures = {}
-    for i, rate in enumerate(MIN_OCCLUSION):
+    for i, rate in enumerate(OCCLUDED_FROM):
         name = f"occluded_{round(100 * rate)}"
         figures[f"ap_{name}"] = (
             _mean_of_defined(evaluated["precision"][..., i, 2]) if is_told else None

@@ -1,6 +1,6 @@
 """Computes the figures of a report from the tables of counts.
 
-A report passes through five files, and no other file computes, formats or draws one of its numbers:
+The figures of queries pass through five files:
 
     scorer.py     answer and truth of a query    -> a row
     counts.py     rows of a split                -> a table, `queries.csv`
@@ -8,8 +8,9 @@ A report passes through five files, and no other file computes, formats or draws
     tables.py     figures                        -> tables to read and text, `report.md`
     page.py       these, pictures, charts        -> `report.html`
 
-This file selects the rows of each figure. What a figure is, is defined in docs/metrics.md and
-computed by iou.py (masks), instances.py (detections) and decisions.py (mask types).
+Those of boxes, clicks and completed masks are of completion.py; evaluator.py adds them. This file
+selects the rows of each figure. What a figure is, is defined in docs/metrics.md and computed by
+iou.py (masks), instances.py (detections) and decisions.py (mask types).
 """
 
 import tomllib
@@ -48,11 +49,11 @@ from r2sm_jax.evaluation.iou import (
 from r2sm_jax.evaluation.scorer import Evaluated
 from r2sm_jax.query import MASK_TYPES, QUERY_TYPES, keyword_mask_type
 
-MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
-"""Upper edges of the occlusion bins. An edge belongs to the bin below it."""
-MAX_RIVALS = {"one of its kind": 0.0, "one of several": 1e10}
+OCCLUSION_BINS = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
+"""Upper edges of the bins by hidden share of the target. An edge belongs to the bin below it."""
+RIVALS_BINS = {"one of its kind": 0.0, "one of several": 1e10}
 """Upper edges of the bins by the number of other objects that have the class of the target."""
-MAX_AREA = {"small": 32**2, "medium": 96**2, "large": 1e10}
+AREA_BINS = {"small": 32**2, "medium": 96**2, "large": 1e10}
 """Upper edges of the bins by area of the target in pixels, as in COCO."""
 
 PRESENCE_SPLITS = ("all", "val", "val_absent")
@@ -192,7 +193,7 @@ def breakdowns(rows: Rows) -> dict[str, dict[str, Any]]:
     figures: dict[str, dict[str, Any]] = {}
     for breakdown, groups in groups_of(rows).items():
         # Bins stand in their order, other groups by name.
-        order = {"class": [*MAX_RIVALS], "occlusion": [*MAX_OCCLUSION], "size": [*MAX_AREA]}
+        order = {"class": [*RIVALS_BINS], "occlusion": [*OCCLUSION_BINS], "size": [*AREA_BINS]}
         figures[breakdown] = {}
         for group in order.get(breakdown, sorted(set(groups.tolist()) - {""})):
             selected = rows[groups == group]
@@ -216,9 +217,9 @@ def groups_of(rows: Rows) -> dict[str, Shaped[np.ndarray, " n"]]:
         "task": rows["task"],
         "difficulty": rows["difficulty"],
         "instances": rows["instances"],
-        "class": bins_of(rows["rivals"], MAX_RIVALS),
-        "occlusion": bins_of(hidden_share, MAX_OCCLUSION),
-        "size": bins_of(np.where(area > 0, area, np.nan), MAX_AREA),
+        "class": bins_of(rows["rivals"], RIVALS_BINS),
+        "occlusion": bins_of(hidden_share, OCCLUSION_BINS),
+        "size": bins_of(np.where(area > 0, area, np.nan), AREA_BINS),
     }
 
 
@@ -315,8 +316,9 @@ def predicted_iou_figures(rows: Rows) -> dict[str, Any]:
 def presence_figures(rows: Rows) -> dict[str, Any]:
     """Computes how well `presence` tells queries that have a target from those without.
 
-    `refused_at_95`: the share of those without whose presence is below the limit above which 95 %
-    of the others are. None where one of the two kinds is missing, or presence is not said.
+    `refused_at_95`: the share of queries without a target that are refused at the presence which
+    95 % of those with a target reach. None where one of the two kinds is missing, or presence is
+    not said.
     """
     said = rows[~np.isnan(rows["presence"])]
     has_target = overlap_of_rows(said)[:, 3] > 0

@@ -8,7 +8,7 @@ them.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -83,9 +83,16 @@ class QueryTruth(NamedTuple):
             return "ask for a complete shape that is not annotated"
         return ""
 
+    def without_ignored(self, rles: Iterable[RLE]) -> list[RLE]:
+        """Returns masks of the image without the region that counts nowhere."""
+        if self.ignored is None:
+            return list(rles)
+        counted = masks.encode(~masks.expand(self.ignored))
+        return [masks.intersect(rle, counted) for rle in rles]
+
     def _is_ignored(self) -> bool:
-        """Whether nothing of the target lies outside of regions to ignore, so that an empty answer
-        would be right."""
+        """Whether all targets are regions to ignore, or each pixel of the requested mask lies in
+        one. Then an empty answer would be right."""
         if self.ignored is None or not self.instances:
             return not self.instances
         in_ignored = masks.intersect(self.requested, self.ignored)
@@ -201,6 +208,7 @@ def find_object(mask: RLE, truth: QueryTruth) -> dict[str, float]:
     (target,) = truth.instances
     is_amodal = truth.query.mask_type == "amodal"
     objects = [one.complete if is_amodal else one.modal for one in (target, *truth.others)]
+    mask, *objects = truth.without_ignored([mask, *objects])
     (ious,) = masks.ious([mask], objects, [False] * len(objects))
     return {
         "rivals": sum(other.category == target.category for other in truth.others),
@@ -211,12 +219,8 @@ def find_object(mask: RLE, truth: QueryTruth) -> dict[str, float]:
 def count_pixels(said: Answer, truth: QueryTruth) -> dict[str, Any]:
     """Counts the pixels of the answer, of the system's masks, of the true masks, and of what they
     share."""
-    predicted = [said.mask, *(said.both or ())]
-    true = list(truth.masks)
-    if truth.ignored is not None:
-        counted = masks.encode(~masks.expand(truth.ignored))
-        predicted = [masks.intersect(rle, counted) for rle in predicted]
-        true = [masks.intersect(rle, counted) for rle in true]
+    predicted = truth.without_ignored([said.mask, *(said.both or ())])
+    true = truth.without_ignored(truth.masks)
     shared_masks = [masks.intersect(*pair) for pair in product(predicted, true)]
     shared = np.array(masks.areas(shared_masks), float).reshape(-1, 2)
     predicted_areas = np.array(masks.areas(predicted), float)

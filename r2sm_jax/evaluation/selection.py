@@ -15,8 +15,8 @@ from flax import nnx
 from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sheet import save_sheet
-from r2sm_jax.evaluation.calibration import calibrate
 from r2sm_jax.evaluation.evaluator import evaluate_source
+from r2sm_jax.evaluation.fit_calibration import calibrate
 from r2sm_jax.evaluation.page import example_rows, sample_queries
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.inference.predictor import Predictor

@@ -270,7 +270,7 @@ class Prediction:
             own = {**fields, "score": score}
             if self.has_both_masks:
                 complete = masks.encode(amodal)
-                own[COMPLETED_BY] = completed_by("predict", visible, complete)
+                own[COMPLETED_BY] = completed_by("predict", complete)
             category = self.query or "what is pointed at"
             instances.append(Instance(0, category, visible, complete, fields=own))
         return instances

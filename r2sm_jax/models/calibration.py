@@ -5,7 +5,7 @@
     completed_box, completed_click    the complete masks of that
     alone, neighbours                 complete masks of given ones, without and with the others'
 
-evaluation/calibration.py and crop_selection.py fit them; `config.json` stores them.
+evaluation/fit_calibration.py and crop_selection.py fit them; `config.json` stores them.
 """
 
 from typing import Any, NamedTuple

@@ -161,7 +161,7 @@ class ComposeSource(ProceduralSource):
         Raises InputError where nothing could be hidden, so that nothing would be learned of it.
         """
         cutouts = self.photos.find_cutouts(self.photo_indices)
-        complete = [cutout for cutout in cutouts if cutout.complete]
+        complete = [cutout for cutout in cutouts if cutout.is_whole]
         if self.is_training and not complete and not has_folder:
             raise InputError(
                 f"{self.photos.name}: the split {self.split!r} has no complete object (not small, "
@@ -184,8 +184,11 @@ class ComposeSource(ProceduralSource):
         return cutouts if self.is_training or not complete else complete
 
     def fingerprints(self) -> list[str]:
-        """Returns that of the photo below each picture, and those of photos that only lend objects
-        to others."""
+        """Returns that of the photo below each picture.
+
+        Where there are more photos than pictures, those of the other photos follow: they lend
+        objects.
+        """
         of_photos = [self.photos.fingerprint_of(photo) for photo in self.photo_order]
         number = max(self.count, len(of_photos))
         return [of_photos[index % len(of_photos)] for index in range(number)]
@@ -209,7 +212,7 @@ class ComposeSource(ProceduralSource):
             image = jitter_colours(image, COLOUR_JITTER, rng)
             if self.mirror and rng.random() < 0.5:
                 image = image[:, ::-1]
-                instances = [i.convert(lambda mask: mask[:, ::-1]) for i in instances]
+                instances = [i.map_masks(lambda mask: mask[:, ::-1]) for i in instances]
 
         # Ids run from left to right; what is not visible at all is left out.
         visible = [instance for instance in instances if instance.modal.any()]
@@ -274,7 +277,7 @@ class ComposeSource(ProceduralSource):
                 MIN_VISIBLE_AREA * self.size**2, (1 - MAX_OCCLUSION) * masks.area(mask)
             )
             ignore = photo_object.ignored or masks.area(modal) < min_visible
-            amodal = mask if photo_object.complete else None
+            amodal = mask if photo_object.is_whole else None
             colour = name_colour(image, modal, photo_object.category)
             attributes = {} if colour is None else {"colour": colour}
             instances.append(Instance(0, photo_object.category, modal, amodal, attributes, ignore))

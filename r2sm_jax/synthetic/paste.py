@@ -84,7 +84,7 @@ class Paster:
         layout = Layout((photo.image.height, photo.image.width), self._rules)
         for photo_object in photo.objects:
             area = masks.area(photo_object.sprite.mask)
-            if photo_object.complete and area >= MIN_AREA_TO_HIDE * self._size**2:
+            if photo_object.is_whole and area >= MIN_AREA_TO_HIDE * self._size**2:
                 layout.place_on_top(as_placed_item(photo_object))
         num_below = len(layout.placed)
 
@@ -106,7 +106,7 @@ class Paster:
             PhotoObject(
                 placed.item.category,
                 placed.sprite_in_picture(),
-                complete=placed.item.occlusion != "free",
+                is_whole=placed.item.occlusion != "free",
                 ignored=False,
             )
             for placed in layout.placed[num_below:]
@@ -154,7 +154,7 @@ class Paster:
             natural_extent = cutout.side * self._size
             extent = np.clip(extent, natural_extent / MAX_STRETCH, natural_extent * MAX_STRETCH)
             # What may be incomplete is not hidden on purpose: its amodal mask is unknown.
-            item = Item(cutout.category, {}, "any" if cutout.complete else "free")
+            item = Item(cutout.category, {}, "any" if cutout.is_whole else "free")
 
         picture = rescale(picture, float(extent) / max(picture.size))
         picture = adapt_tone(picture, mean_colour, photo.mean_colour)

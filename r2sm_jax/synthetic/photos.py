@@ -34,7 +34,9 @@ from r2sm_jax.synthetic.queries.nouns import display_name, says_name
 from r2sm_jax.synthetic.scenes.layout import overlap_slices
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
-DEV_AND_VAL_SHARE = 0.25  # of the photos, by a hash of the file name
+# Of all photos, as bounds of a hash of the file name from 0 to 1: val is below `VAL_SHARE`, dev
+# between the two.
+DEV_AND_VAL_SHARE = 0.25
 VAL_SHARE = 0.15
 FEW_PHOTOS = 40
 """Of fewer, a hash may leave dev or val no photo, or one, over which no object of another photo can
@@ -64,7 +66,7 @@ class PhotoObject:
 
     category: str
     sprite: Sprite
-    complete: bool
+    is_whole: bool
     ignored: bool
 
 
@@ -88,7 +90,7 @@ class PhotoCutout:
     annotation: int
     category: str
     side: float
-    complete: bool
+    is_whole: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +120,10 @@ def read_file(
     The splits of a run share one copy of a file that was `changed` at a time. Raises InputError for
     another kind of file, and a missing folder.
     """
-    folders = image_folders(path, images)
+    folder = None if images is None else Path(images)
     collector = Collector()
     options = COCOOptions(crowds_are_objects=crowds == "objects")
-    truths = tuple(read_coco(path, None, options, collector, folders))
+    truths = tuple(read_coco(path, folder, options, collector, may_be_missing=True))
     collector.check(MAX_BAD, "a share of")
     summary = review(path, truths, collector)
     if summary.num_ignored == summary.num_objects:
@@ -144,6 +146,7 @@ def read_file(
     groups = [c.get("supercategory") for c in categories if c.get("supercategory") != c["name"]]
     others = {display_name(str(group)) for group in groups}
     marked = [name for name in classes if name in used and name not in others]
+    folders = image_folders(path, images)
     return PhotoFile(path, folders, truths, classes, is_partial, () if is_partial else (*marked,))
 
 
@@ -293,14 +296,14 @@ class Photos:
         hashes = {photo: sha256(self.name_of(photo).encode()).digest() for photo in photos}
         for photo in sorted(photos, key=hashes.__getitem__):
             height, width = self.truth_of(photo).size
-            instances, complete = self.read_masks(photo)
+            instances, are_whole = self.read_masks(photo)
             for annotation, instance in enumerate(instances):
                 x0, y0, x1, y1 = masks.box(instance.modal)
                 side = max(x1 - x0, y1 - y0) / max(height, width)
                 is_large = masks.area(instance.modal) >= MIN_CUTOUT_AREA * height * width
                 if is_large and not instance.ignore and MIN_CUTOUT_SIDE <= side <= MAX_CUTOUT_SIDE:
                     category = display_name(instance.category)
-                    cutout = PhotoCutout(photo, annotation, category, side, complete[annotation])
+                    cutout = PhotoCutout(photo, annotation, category, side, are_whole[annotation])
                     cutouts.append(cutout)
             if len(cutouts) >= MAX_CUTOUTS:
                 break
@@ -308,8 +311,8 @@ class Photos:
 
 
 def absent_names(names: Iterable[str], present: Collection[str]) -> list[str]:
-    """The names of classes that none of those which are present may be: "cup" is not absent beside
-    "Cups" or "coffee cup", nor is "coffee cup" beside "cup"."""
+    """The names that mean nothing that is present: "cup" is not absent beside "Cups" or "coffee
+    cup", nor "coffee cup" beside "cup"."""
     absent = []
     for name in names:
         if not any(says_name(name, other) or says_name(other, name) for other in present):
@@ -326,12 +329,12 @@ def read_photo(photos: Photos, photo: int, side: int) -> Photo:
     image = photos.open_image(photo)
     image = rescale(image, side / max(image.size), reducing_gap=3.0)
     objects = []
-    for instance, complete in zip(*photos.read_masks(photo), strict=True):
+    for instance, is_whole in zip(*photos.read_masks(photo), strict=True):
         sprite = cut_sprite(image, instance.modal, image.size)
         if sprite is not None:
             category = display_name(instance.category)
-            is_complete = complete and not instance.ignore
-            objects.append(PhotoObject(category, sprite, is_complete, instance.ignore))
+            is_whole = is_whole and not instance.ignore
+            objects.append(PhotoObject(category, sprite, is_whole, instance.ignore))
     return Photo(image, tuple(objects), np.array(ImageStat.Stat(image).mean))
 
 
@@ -400,8 +403,8 @@ def random_zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
 
         zoomed = cut_sprite(image, mask, (mask_width, mask_height), x, y)
         if zoomed is not None:
-            complete = photo_object.complete and mask.shape == sprite.mask.shape
-            objects.append(replace(photo_object, sprite=zoomed, complete=complete))
+            is_whole = photo_object.is_whole and mask.shape == sprite.mask.shape
+            objects.append(replace(photo_object, sprite=zoomed, is_whole=is_whole))
     return Photo(image, tuple(objects), photo.mean_colour)
 
 

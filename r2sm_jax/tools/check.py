@@ -185,7 +185,7 @@ def find_leaks(one: tuple[Path, Path | None], other: tuple[Path, Path | None]) -
 def hash_images(file: Path, images: Path | None) -> Iterator[tuple[str, str]]:
     """Yields a hash of the pixels of each image of a COCO file or a dataset file, and its name."""
     folders = image_folders(file, images)
-    for truth in read_coco(file, folders=folders):
+    for truth in read_coco(file, images):
         path = locate_image(folders, truth.file_name, file)
         image = open_annotated(path, truth.size, str(file))
         yield (

@@ -141,10 +141,10 @@ def complete(
     rates = [annotation["occlude_rate"] for annotation in drawn]
     hidden = [rate for rate in rates if rate >= HIDDEN_FROM]
     num_kept = sum(is_of_people(i) for truth in completed for i in truth.instances)
-    num_others = len(written) - len(rates) - num_kept
+    num_ignored = sum(annotation["iscrowd"] for annotation in written)
     print(
         f"wrote {out}: {len(rates)} objects completed in {len(completed)} images, {len(hidden)} of "
-        f"them larger now by {HIDDEN_FROM:.0%} and more; {num_others} crowds or ignored regions "
+        f"them larger now by {HIDDEN_FROM:.0%} and more; {num_ignored} crowds or ignored regions "
         "kept as they are"
     )
     if num_kept:
@@ -182,6 +182,6 @@ def read_source(
         crowds_are_objects=crowds == "objects",
         min_score=min_score,
         boxes=True,
-        listed_in=annotations,
+        annotations=annotations,
     )
     return read_coco(source, images_dir, options, collector)

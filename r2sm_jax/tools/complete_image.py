@@ -25,8 +25,10 @@ MIN_FRONT_SHARE = 0.5
 
 
 def is_box(instance: Instance[RLE]) -> bool:
-    """Whether the mask of an object is no more than its box, and is not drawn yet."""
-    return DRAWN_FROM in instance.fields and "visible_score" not in instance.fields
+    """Whether the mask of an object is no more than its box, and is to be drawn. A region to ignore
+    keeps its box."""
+    is_drawn = "visible_score" in instance.fields
+    return DRAWN_FROM in instance.fields and not is_drawn and not instance.ignore
 
 
 def complete_image(
@@ -39,7 +41,8 @@ def complete_image(
     masks that people drew or changed; both can hide others. So do objects of which nothing shows,
     which hide nothing.
     """
-    # A photo can have a thousand objects: masks wait as RLEs.
+    # The scores of outlines by id, without masks: these wait in `instances` as RLEs, since a photo
+    # can have a thousand objects.
     outlines = {}
     instances = []
     for instance in truth.instances:
@@ -73,7 +76,7 @@ def complete_image(
         if "score" in fields and "occluded_by" not in fields:
             fields["source_score"] = fields["score"]
         fields |= {
-            COMPLETED_BY: completed_by(model, instance.modal, amodal),
+            COMPLETED_BY: completed_by(model, amodal),
             "score": completion.iou,
             "hidden_probability": completion.hidden_probability,
         }
@@ -104,9 +107,9 @@ def cut_out_fronts(
 ) -> list[Instance[RLE]]:
     """Takes what is in front of them out of the outlines of boxes: a pixel shows one object.
 
-    Masks that were given are right, so they are in front. Of two outlines that one is in front
-    which lies for the greater part in the other, as a frisbee in the dog that bites it. Outlines
-    that cover each other are of one thing, and stay.
+    A given mask is in front of an outline, unless the outline lies in it for the greater part. Of
+    two outlines that one is in front which lies for the greater part in the other, as a frisbee in
+    the dog that bites it. Outlines that cover each other are of one thing, and stay.
     """
     rles = [instance.modal for instance in instances]
     shares = masks.ious(rles, rles, [True] * len(rles))  # [i, j]: how much of i lies in j

@@ -61,7 +61,7 @@ def compose(
         for split in splits
     }
     for split, source in sources.items():
-        num_complete = sum(cutout.complete for cutout in source.cutouts)
+        num_complete = sum(cutout.is_whole for cutout in source.cutouts)
         print(
             f"{split}: {len(source.photo_indices)} photos, {len(source.cutouts)} objects to lay "
             f"over them, {num_complete} of them complete"
@@ -105,7 +105,7 @@ def cutouts(
     refuse_overwrite(out / "index.json", overwrite)
     photos = Photos(file, images, crowds)
     all_cutouts = photos.find_cutouts(range(len(photos)))
-    complete_cutouts = [cutout for cutout in all_cutouts if cutout.complete]
+    complete_cutouts = [cutout for cutout in all_cutouts if cutout.is_whole]
     if len(complete_cutouts) < MIN_CUTOUTS:
         raise InputError(
             f"{file}: {len(complete_cutouts)} complete objects can be cut out of {len(photos)} "

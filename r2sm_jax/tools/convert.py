@@ -4,10 +4,10 @@ How a file becomes training queries, for COCOA as an example:
 
 1. `read_coco` (data/readers/coco.py) reads it and yields an `ImageTruth` for each image.
 2. `Collector` (data/collector.py) counts the records that cannot be used.
-3. `template_queries` (queries.py) writes queries about the objects, since COCOA has none.
+3. `template_queries` (tools/queries.py) writes queries about the objects, since COCOA has none.
 4. `write` (data/dataset.py) checks all and writes the dataset file, which training reads.
 
-A new format is a reader, and a command here that passes it to `convert`.
+A new format is a reader (data/readers/), and a command here that passes it to `convert`.
 """
 
 from collections import Counter
@@ -24,21 +24,23 @@ from r2sm_jax.config import Crowds
 from r2sm_jax.data.collector import Collector, check_share
 from r2sm_jax.data.dataset import ImageTruth, read_json, write
 from r2sm_jax.data.images import find_image, image_folders
-from r2sm_jax.data.readers.coco import read_coco
-from r2sm_jax.data.readers.corrected import read_corrected
-from r2sm_jax.data.readers.listing import LISTS, COCOOptions, Kind
-from r2sm_jax.data.readers.mask_folders import read_mask_folders
-from r2sm_jax.data.readers.referring import (
+from r2sm_jax.data.readers import (
+    COCOOptions,
+    Kind,
     R2SMFields,
     json_files,
+    read_coco,
+    read_corrected,
     read_lisa_plus_plus,
+    read_mask_folders,
     read_mmr,
     read_r2sm,
     read_reasonseg,
     read_refcoco,
+    read_yolo,
 )
-from r2sm_jax.data.readers.yolo import read_yolo
 from r2sm_jax.data.split_summary import review
+from r2sm_jax.data.validation import LISTS
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.queries import template_queries
@@ -191,7 +193,7 @@ def coco_command(kind: Kind) -> Callable[..., None]:
     return command
 
 
-def folders(files: Files, names: FolderNames, template: TemplateOptions) -> None:
+def mask_folders(files: Files, names: FolderNames, template: TemplateOptions) -> None:
     """Folders of images and of masks, one PNG an object; pix2gestalt's layout by default."""
     convert(files, "folders", lambda collector: read_folders(files, names, collector), template)
 
@@ -291,7 +293,8 @@ def corrected(files: Files, over: Path) -> None:
     counts: Counter[str] = Counter()
 
     def read(collector: Collector) -> Iterator[ImageTruth]:
-        return read_corrected(file, over, collector, counts)
+        for truth in read_corrected(file, over, files.images, collector, counts):
+            yield truth if files.images is None else with_path(truth, [files.images])
 
     convert(files, "corrected", read, info={"corrected": file.name})
     what_happened = ("kept", "changed", "added", "dropped")
@@ -300,7 +303,7 @@ def corrected(files: Files, over: Path) -> None:
 
 FORMATS: dict[str, Callable[..., None]] = {
     **{kind: coco_command(kind) for kind in COCO_KINDS},
-    "folders": folders,
+    "folders": mask_folders,
     "mmr": mmr,
     "reasonseg": reasonseg,
     "lisa++": lisa_plus_plus,

@@ -22,13 +22,13 @@ import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.crops import MIN_HIDDEN_SHARE
 from r2sm_jax.data.dataset import ImageTruth, Instance, query_record, read_json, write_records
 from r2sm_jax.data.images import data_url
 from r2sm_jax.data.readers.answers import QUESTION, TAG, read_instances, without_thoughts
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite
 from r2sm_jax.query import MASK_TYPES, MaskType, Query
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
-from r2sm_jax.synthetic.queries.objects import MIN_HIDDEN_SHARE
 from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
 
@@ -357,7 +357,7 @@ def template_queries(truth: ImageTruth, count: int, seed: int) -> list[Query]:
 
     Raises ValueError for a mask that cannot be read.
     """
-    instances = [instance.convert(masks.expand) for instance in truth.instances]
+    instances = [instance.map_masks(masks.expand) for instance in truth.instances]
     forbidden = forbidden_targets(instances, find_background(truth))
     # A generator of its own for each image, so that queries do not depend on the other images.
     # A seed cannot be negative, and ids can.

@@ -49,23 +49,24 @@ def read_coco(
     images_dir: Path | None = None,
     options: COCOOptions = ANY,
     collector: Collector | None = None,
-    folders: Sequence[Path] = (),
+    may_be_missing: bool = False,
 ) -> Iterator[ImageTruth]:
     """Reads the annotations of each image of a COCO file, in the order of its images.
 
     Ids are kept. Images with annotations must lie in `images_dir`, and have the size that the file
-    states. Without it they are looked for in `folders`, by default as `image_folders` says, and may
-    be missing where the file states their size. Records that cannot be used are left to
-    `collector`; without one the first is an InputError. Raises InputError for a file that is not of
-    the kind, or whose masks are exchanged, inverted or of other objects.
+    states. Without `images_dir` images are looked for as `image_folders` says. There, or where
+    images `may_be_missing`, one that is missing is no fault if the file states its size. Records
+    that cannot be used are left to `collector`; without one the first is an InputError. Raises
+    InputError for a file that is not of the kind, or whose masks are exchanged, inverted or of
+    other objects.
     """
     collector = collector or Collector(is_strict=True)
     listing = read_listing(path, options, collector, images_dir)
     find = partial(
         locate,
         path,
-        folders=folders or image_folders(path, images_dir),
-        must_exist=images_dir is not None,
+        folders=image_folders(path, images_dir),
+        must_exist=images_dir is not None and not may_be_missing,
         crop=options.crop,
     )
     return read_images(listing, find, options, collector)
@@ -150,6 +151,7 @@ def _read_instance(
 
     ignore = annotation.is_ignored(options.crowds_are_objects)
     instance = make_instance(annotation, rles, category, ignore, fields)
+    # Drawn from its box just now; a draft that is read again has the field already.
     is_box = DRAWN_FROM in fields and DRAWN_FROM not in record
     if is_box:
         assert annotation.bbox is not None  # the mask was drawn from it
@@ -210,7 +212,7 @@ def locate(
     actual = image_size(file)
     if size is not None and not crop:
         check_stated_size(file, actual, size, str(source))
-    # `images/` lies below the folder of the file, and the name is that in the innermost folder.
+    # Of nested folders the innermost counts: a file in `images/` is named relative to it.
     folder = next((f for f in reversed(folders) if file.is_relative_to(f)), None)
     return file.relative_to(folder).as_posix() if folder else name, actual
 

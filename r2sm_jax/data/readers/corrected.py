@@ -22,31 +22,33 @@ from r2sm_jax.data.drafts import without_figures, without_lost_targets
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.readers.coco import read_coco, read_images
 from r2sm_jax.data.readers.listing import COCOOptions, ListedImage, read_listing
+from r2sm_jax.data.splits import original_name
 
 MIN_IOU = 0.3
 """Of the complete masks of an object in the file and in its draft."""
 SAME_ID = 0.5
-"""What an equal id adds to it. It is not more, since tools number anew."""
+"""Added to the IoU of objects with the same id, so that any overlap pairs them. Not more: a large
+overlap under another id still wins, since tools number anew."""
 
-UPLOADED = r"^[0-9a-f]{8}-|_(?:jpe?g|png|webp)\.rf\.\w+(?=\.\w+$)"
-"""What Label Studio puts before the name of a file, and Roboflow before its ending."""
+UPLOADED = r"^[0-9a-f]{8}-"
+"""What Label Studio puts before the name of a file."""
 
 
 def read_corrected(
-    path: Path, draft: Path, collector: Collector, counts: Counter[str]
+    path: Path, draft: Path, images_dir: Path | None, collector: Collector, counts: Counter[str]
 ) -> Iterator[ImageTruth]:
     """Reads a corrected file over its draft, whose images, ids and other fields stay.
 
-    `counts` gets how many objects were kept, changed, added and dropped. Images that the file does
-    not list are kept. Raises InputError as `read_coco`.
+    Images are looked for as by `read_coco`; those that the file does not list are kept. `counts`
+    gets how many objects were kept, changed, added and dropped. Raises InputError as `read_coco`.
     """
     # CVAT marks what was drawn with a brush as crowds.
     options = COCOOptions(crowds_are_objects=True)
-    drafts = list(read_coco(draft, collector=collector))
+    drafts = list(read_coco(draft, images_dir, collector=collector))
     by_name: dict[str, list[ImageTruth]] = defaultdict(list)
     for truth in drafts:
         by_name[PurePosixPath(truth.file_name).name].append(truth)
-    listing = read_listing(path, options, collector, None)
+    listing = read_listing(path, options, collector, images_dir)
     for record in listing.annotations:
         record.pop(COMPLETED_BY, None)  # the draft's counts
     find = partial(find_in_draft, by_name)
@@ -66,7 +68,8 @@ def find_in_draft(
 ) -> tuple[str, tuple[int, int]]:
     """The name of an image in the draft, and its size. Raises ValueError if there is not one."""
     path = PurePosixPath((image.file_name or "").replace("\\", "/"))
-    found = by_name.get(path.name) or by_name.get(re.sub(UPLOADED, "", path.name), [])
+    original = original_name(re.sub(UPLOADED, "", path.name))
+    found = by_name.get(path.name) or by_name.get(original, [])
     if len(found) > 1:
         found = [t for t in found if f"/{path}".endswith(f"/{t.file_name}")]
     if len(found) != 1:

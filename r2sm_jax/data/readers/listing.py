@@ -27,6 +27,7 @@ from r2sm_jax.data.validation import (
     LISTS,
     MASK_FIELDS,
     NULL,
+    OTHER_MASKS,
     Annotation,
     Category,
     is_text,
@@ -36,7 +37,7 @@ from r2sm_jax.errors import InputError, parse_json, paused_collection, read_byte
 
 AMODAL_FIELDS = ("amodal_segm", "a_segm", "segmentation")
 """Fields of the complete mask; the first that is present counts."""
-VISIBLE_FIELDS = ("visible_mask", "visible_segm", "inmodal_seg", "i_segmentation", "i_segm")
+VISIBLE_FIELDS = ("visible_mask", *OTHER_MASKS)
 """Fields of the visible mask. An object without any is fully visible."""
 BOTH_MASKS = {*VISIBLE_FIELDS, "invisible_mask", "occlude_rate", "amodal_segm", "a_segm"}
 """A file with any of these fields has complete masks; in others `segmentation` is what shows."""
@@ -69,7 +70,8 @@ class Dialect(NamedTuple):
     """The fields of an annotation that hold its masks."""
 
     amodal: tuple[str, ...]
-    """Of the complete mask; the first that is there counts. None: only visible ones are known."""
+    """Of the complete mask; the first that is there counts. Empty where only visible masks are
+    known."""
     visible: tuple[str, ...]
     needs_amodal: bool = False
     """Whether some annotation must have a field of a complete mask."""
@@ -110,7 +112,7 @@ class COCOOptions:
     """Annotations with a lower score are left out."""
     boxes: bool = False
     """Whether the box of an object that has no mask stands for it (`DRAWN_FROM`)."""
-    listed_in: Path | None = None
+    annotations: Path | None = None
     """Of results: the COCO file with their images and categories."""
     image_ids: Container[int | str] | None = None
     """The images to read; None: all."""
@@ -163,7 +165,7 @@ def read_listing(
         content = _read_json(path)
         if content[:1] == b"[":
             return _read_results(path, content, options, collector, images_dir)
-        if options.listed_in is not None:
+        if options.annotations is not None:
             raise InputError(f"--annotations is for COCO results, a list; {path} is none")
         listing = _read_file(path, content, options, collector)
         return listing._replace(annotations=_keep_sure(listing, options.min_score))
@@ -410,7 +412,7 @@ def _read_results(
     """Reads COCO results, a list of masks or boxes with `image_id`, as visible masks; ids count
     from 1.
 
-    Without `listed_in` an image is the file that is named as the id, with or without zeros before
+    Without `annotations` an image is the file that is named as the id, with or without zeros before
     it. Ids that are names get numbers above the others.
     """
     if images_dir is None or options.kind not in ("any", "coco"):
@@ -418,22 +420,22 @@ def _read_results(
             f"{path}: it is a list, as COCO results are; give --images DIR, or a COCO file"
         )
     listed: dict[bytes, Raws] = {}
-    ids_of_files: dict[bytes, bytes] = {}
+    ids_of_files: defaultdict[bytes, list[bytes]] = defaultdict(list)
     names: dict[int, str] = {}
-    if options.listed_in is not None:
-        file = _read_json(options.listed_in)
+    if options.annotations is not None:
+        file = _read_json(options.annotations)
         lists: Raws = msgspec.json.decode(file, type=Raws) if file[:1] == b"{" else {}
         strict = Collector(is_strict=True)
-        for index, image in enumerate(_records(options.listed_in, lists, "images", strict)):
-            with strict.record(f"{options.listed_in}: images[{index}]"):
+        for index, image in enumerate(_records(options.annotations, lists, "images", strict)):
+            with strict.record(f"{options.annotations}: images[{index}]"):
                 stem = PurePosixPath(decode_as(ListedImage, image, "id").file_name or "").stem
-                ids_of_files[msgspec.json.encode(stem)] = bytes(image["id"])
+                ids_of_files[msgspec.json.encode(stem)].append(bytes(image["id"]))
                 if bytes(image["id"]) in listed:
                     raise ValueError(f"its id {shown(image, 'id')} occurs twice")
             listed[bytes(image["id"])] = image
         if not listed:
-            raise InputError(f"--annotations {options.listed_in}: it lists no images of COCO")
-        names = _read_categories(options.listed_in, lists, collector)
+            raise InputError(f"--annotations {options.annotations}: it lists no images of COCO")
+        names = _read_categories(options.annotations, lists, collector)
 
     values = msgspec.json.decode(content, type=list[msgspec.Raw])
     results = []
@@ -447,9 +449,11 @@ def _read_results(
 
     of_images = defaultdict(list)
     for result in results:
+        # Keys are JSON. What is no listed id may be the name of one listed file, as Ultralytics
+        # gives it.
         key = bytes(result.get("image_id", NULL))
-        # Ultralytics gives the names of files in the place of ids.
-        of_images[key if key in listed else ids_of_files.get(key, key)].append(result)
+        named = [] if key in listed else ids_of_files.get(key, [])
+        of_images[named[0] if len(named) == 1 else key].append(result)
     numbers = [int(key) for key in of_images if key.isdigit()]
     first_new = max(numbers, default=0) + 1
     files = {} if listed else _files_by_stem(images_dir)
@@ -462,7 +466,7 @@ def _read_results(
             reason = error
             if listed:
                 some = ", ".join(shown(image, "id") for image in list(listed.values())[:3])
-                reason = f"it is no image of {options.listed_in}, whose ids are {some}, ..."
+                reason = f"it is not one image of {options.annotations}, whose ids are {some}, ..."
             with collector.record(f"{path}: image {value!r}"):
                 raise ValueError(reason) from None
             continue

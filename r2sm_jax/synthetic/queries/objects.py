@@ -6,6 +6,7 @@ An unknown attribute, such as the colour of an object in a photo, fits every des
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from r2sm_jax.data.crops import MIN_HIDDEN_SHARE
 from r2sm_jax.synthetic.queries.nouns import (
     LexiconEntry,
     clean_name,
@@ -14,8 +15,6 @@ from r2sm_jax.synthetic.queries.nouns import (
     lexicon_entry,
 )
 
-MIN_HIDDEN_SHARE = 0.05
-"""Share of its complete mask from which an object counts as partly hidden."""
 # An object is clearly larger than another one if its complete and its visible area are this many
 # times larger. The visible one counts too, since that is what one sees.
 MIN_AREA_RATIO = 1.4

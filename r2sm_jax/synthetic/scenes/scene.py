@@ -100,7 +100,7 @@ def _describe(
 
     `uses` and `ideas` are known of cut-outs alone.
     """
-    areas = instance.convert(masks.area)
+    areas = instance.map_masks(masks.area)
     return ObjectFacts(
         id=instance.id,
         category=name,

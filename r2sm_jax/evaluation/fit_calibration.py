@@ -153,7 +153,7 @@ def fit_kind(
         predicted: IoUs of the answers of one kind.
         true: their IoUs with the truth.
         agreement: that of the crops around clicks, whose logits get a scale as well.
-        fitted: what else is fitted to the kind; it is all that is where there are few answers.
+        fitted: the calibration so far, returned as it is where there are few answers.
     """
     if len(true) < MIN_VALUES:
         return fitted
