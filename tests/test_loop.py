@@ -56,7 +56,10 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("part", ["segmenter", "completer", "outliner"])
+@pytest.mark.parametrize(
+    "part",
+    ["segmenter", *(pytest.param(name, marks=pytest.mark.slow) for name in ("completer", "outliner"))],
+)
 def test_a_killed_run_goes_on_to_the_same_bits(
     part, runs, tiny_run, tiny_flags, tmp_path, command, monkeypatch
 ):

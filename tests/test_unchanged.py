@@ -126,6 +126,7 @@ def test_sentences_about_anything_are_the_same():
     assert digest(*((s.text, s.mask_type, s.family) for s in sentences)) == TEXT_ONLY_QUERIES
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_the_first_losses_of_the_default_are_the_same(bert_folder, tmp_path):
     """AdamW, two halves a batch, float32 products: the default but for the optimizer and the
