@@ -21,7 +21,7 @@ from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.scorer import EvalResults, query_truths
 from r2sm_jax.inference import load as loading
-from r2sm_jax.inference.load import load
+from r2sm_jax.inference.load import load_run
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.query import Query, Sentence
 from r2sm_jax.sources import open_split
@@ -43,13 +43,13 @@ def dataset(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tiny_run):
-    return load(tiny_run)
+    return load_run(tiny_run)
 
 
 @pytest.fixture
 def opened_run(run, monkeypatch):
     """The command takes a run that is open already, since opening one takes seconds."""
-    monkeypatch.setattr(loading, "load", lambda *_, **__: run)
+    monkeypatch.setattr(loading, "load_run", lambda *_, **__: run)
 
 
 def read_report(folder: Path) -> dict:

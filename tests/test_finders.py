@@ -339,7 +339,7 @@ def test_a_detector_of_transformers_finds_the_whole_way(
     (prediction,) = predictor.predict(["the red mug"], finder=finder)
     assert prediction.modal.any() and prediction.instances and prediction.presence > 0.5
 
-    monkeypatch.setattr(predict, "load", lambda *_, **__: SimpleNamespace(predictor=predictor))
+    monkeypatch.setattr(predict, "load_run", lambda *_, **__: SimpleNamespace(predictor=predictor))
     Image.fromarray(PHOTO).save(tmp_path / "photo.png")
     flags = "--finder", detector
     end = command(predict.main, "RUN", tmp_path / "photo.png", "the red mug", *flags, "--json")

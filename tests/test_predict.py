@@ -40,7 +40,7 @@ def photo(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def stub(monkeypatch) -> StubPredictor:
     stub = StubPredictor()
-    monkeypatch.setattr(predict, "load", lambda *_, **__: SimpleNamespace(predictor=stub))
+    monkeypatch.setattr(predict, "load_run", lambda *_, **__: SimpleNamespace(predictor=stub))
     return stub
 
 

@@ -32,7 +32,7 @@ COUNT = 11
 @pytest.fixture
 def stub(monkeypatch) -> StubPredictor:
     stub = StubPredictor()
-    monkeypatch.setattr(predict, "load", lambda *_, **__: SimpleNamespace(predictor=stub))
+    monkeypatch.setattr(predict, "load_run", lambda *_, **__: SimpleNamespace(predictor=stub))
     return stub
 
 

@@ -167,7 +167,7 @@ def load_decider(name: str | Path) -> Decider:
 
     The weights of an export are not compared with their checksum, since only the head's are read.
 
-    Raises InputError as `inference.load.load`, or if the head needs the image or decides nothing.
+    Raises InputError as `load_run` (load.py), or if the head needs the image or decides nothing.
     """
     folder = find_folder(name)
     stored = read_stored(folder)
