@@ -355,7 +355,7 @@ def test_of_a_table_the_column_text_is_read(name, content, main, exported, comma
     [
         ([], "--file"),
         (["?"], "no words"),
-        (["mug", "--abstain", "0.6"], "--abstain 0.6"),
+        (["mug", "--abstain", "0.6"], "abstain 0.6"),
         (["--file", "empty.txt"], "empty.txt"),
         (["--file", "gone.txt"], "gone.txt"),
         (["--file", "bad.txt"], "bad.txt: line 2"),

@@ -95,13 +95,13 @@ def test_what_is_found_is_the_neighbour_of_what_is_meant(predictor):
     finder = ListedFinder(masks=[MUG, BOX], scores=[0.9, 0.3])
     (prediction,) = predictor.predict(["the left mug"], finder=finder)
     np.testing.assert_array_equal(prediction.modal, MUG)
-    np.testing.assert_array_equal(predictor.parts.completer.others, MUG | BOX)
+    np.testing.assert_array_equal(predictor.parts.completer.all_visible, MUG | BOX)
     far = rectangle(70, 0, 80, 10)
     predictor.predict(["the left mug"], finder=finder, others=[far])
-    np.testing.assert_array_equal(predictor.parts.completer.others, MUG | BOX | far)
+    np.testing.assert_array_equal(predictor.parts.completer.all_visible, MUG | BOX | far)
     # What lies beside a thing that was found alone is not known.
     predictor.predict(["the mug"], finder=ListedFinder(masks=[MUG], scores=[0.9]))
-    assert predictor.parts.completer.others is None
+    assert predictor.parts.completer.all_visible is None
 
 
 def test_nothing_found_is_absent(predictor):

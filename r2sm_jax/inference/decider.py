@@ -117,8 +117,8 @@ class Decider:
         if not self.texts:
             return [decide(self.name, sentence, 0.0, abstain=abstain) for sentence in sentences]
         return [
-            decide(self.name, sentence, logit, abstain=abstain)._replace(target=target)
-            for sentence, (logit, target) in zip(sentences, self.read(sentences), strict=True)
+            decide(self.name, sentence, logit, abstain=abstain)._replace(target=target_words)
+            for sentence, (logit, target_words) in zip(sentences, self.read(sentences), strict=True)
         ]
 
     def read(self, sentences: Sequence[str]) -> list[tuple[float, str | None]]:
@@ -136,10 +136,10 @@ class Decider:
             logits = self.head(states, mask) / np.float32(self.temperature)
             named = self.target_head(states, mask) if self.target_head else None
             for i, row in enumerate(rows):
-                target = None
+                target_words = None
                 if named is not None:
-                    target = self.texts.tokenizer.target(sentences[row], named[i])
-                answers[row] = float(logits[i]), target
+                    target_words = self.texts.tokenizer.target(sentences[row], named[i])
+                answers[row] = float(logits[i]), target_words
         return answers
 
 
