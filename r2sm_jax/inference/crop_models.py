@@ -248,7 +248,8 @@ class Outline(NamedTuple):
     iou: float
     """The predicted IoU of the mask with the true one; 1 of a given mask."""
     agreement: float = 0.5
-    """The mean IoU of the mask with those of all crops around clicks."""
+    """Of clicks: the mean IoU of the mask with those of the crops next to its own in size. The
+    answer is of a second look, and is compared with the mask of its own crop, too."""
     unsure_below: float = UNSURE_BELOW
     """An IoU below this is called unsure."""
     candidates: tuple["Outline", ...] = ()
@@ -256,7 +257,7 @@ class Outline(NamedTuple):
     completed_calibration: Calibration | None = None
     """For the score of the complete mask drawn from this outline; None if it is not fitted."""
     is_given: bool = False
-    """The mask is the caller's own, or that of a finder."""
+    """The mask is the caller's own, or that of a finder: it has no score."""
     presence: float = 1.0
     """Probability that the object is there: below 1 only where a finder says so."""
 
@@ -298,9 +299,13 @@ class MaskOutliner(CropModel):
         # says more of how good it is than the predicted IoU (docs/log.md).
         scored = []
         for number, outline in [(chosen, found), *enumerate(outlines)]:
-            near = [other.mask for other in outlines[max(0, number - 1) : number + 2]]
-            agreement = float(pairwise_iou([outline.mask, *near])[0, 1:].mean())
-            scored.append(self._calibrated(outline._replace(agreement=agreement), "click"))
+            near = outlines[max(0, number - 1) : number + 2]
+            if outline is not found and len(near) > 1:
+                # A candidate always agrees with its own crop. The answer is of a second look.
+                near = [other for other in near if other is not outline]
+            ious = pairwise_iou([one.mask for one in (outline, *near)])[0, 1:]
+            outline = outline._replace(agreement=float(ious.mean()))
+            scored.append(self._calibrated(outline, "click"))
         first, *others = scored
         return first._replace(candidates=different_outlines(first, others))
 
