@@ -93,10 +93,10 @@ def output_folder(args: PredictConfig) -> Path:
 
 def predict_many(args: PredictConfig) -> None:
     """Predicts several queries or images into one file."""
-    if args.json or args.abstain or is_placed(args):
+    if args.json or args.abstain or args.others or is_placed(args):
         raise InputError(
-            "--json, --abstain, --mask, --box, --point and --not-point are for one query about one "
-            "image; leave them out"
+            "--json, --abstain, --mask, --others, --box, --point and --not-point are for one query "
+            "about one image; leave them out"
         )
     tasks = find_tasks(args.image, args.query, args.queries)
     number, of = parse_shard(args.shard)

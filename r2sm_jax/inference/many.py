@@ -248,8 +248,9 @@ class Answers:
 
     def write_all(self, path: Path, tasks: Sequence[ImageQueries]) -> None:
         """Writes the entries of all tasks into one file."""
-        separator = "[\n"
+        separator = "\n"
         with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
+            file.write("[")
             for task in tasks:
                 of_queries = load_json(self.path(task), "an answer of predict")["entries"]
                 for (number, text), entries in zip(task.queries, of_queries, strict=True):
@@ -372,7 +373,7 @@ def predict_images(
             written = predictor.stream(waiting, read, answers.write, with_absent_slots=True)
         for _ in written:
             advance(1)
-    if len(failed) == len(tasks):
+    if failed and len(failed) == len(tasks):
         raise InputError(f"no image could be read; {next(iter(failed.values()))}")
     answered = [task for task in tasks if task.name not in failed]
     answers.write_all(out / file, answered)
