@@ -354,7 +354,7 @@ def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, compl
         np.testing.assert_array_equal(instance.mask, mask)
         assert prediction.presence == 1 and "given mask" in prediction.summary()
         confidence = 1 if prediction.score is None else prediction.score
-        assert [entry["score"] for entry in prediction.to_coco()] == [confidence, confidence]
+        assert [entry["score"] for entry in prediction.to_coco()] == [prediction.score, confidence]
     assert modal.score is None and 0 < amodal.score < 1
     np.testing.assert_array_equal(other.mask, BOX)
     (plain,) = prompted.predict([MODAL])
@@ -466,6 +466,13 @@ def test_a_model_says_what_it_lacks(prompted):
     prompted.parts = Parts()
     with pytest.raises(InputError, match="has no outliner"):
         prompted.predict(boxes=[(10, 10, 30, 40)])
+
+
+def test_a_model_without_a_decision_has_one_mask(prompted):
+    prompted.config = replace(prompted.config, head="none")
+    (answer,) = prompted.predict([AMODAL], mask_type="amodal")
+    assert not answer.has_both_masks and "hidden" not in answer.summary()
+    assert answer.to_instances()[0].amodal is None
 
 
 def test_what_hides_an_object_is_named():
