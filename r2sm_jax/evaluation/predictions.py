@@ -141,7 +141,8 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> EvalRes
 def to_answer(entries: Sequence[Entry], truth: QueryTruth) -> Answer:
     """Makes the record that the scorer takes of all entries of a query."""
     fused = [entry for entry in entries if entry.fused]
-    instances = _ranked(entries)
+    # A system that gives one mask for a query has one detection.
+    instances = [entry for entry in entries if not entry.fused] or fused
     answers = fused or [entry for entry in instances if entry.present]
     both = None
     if _value(answers, "modal") is not None:
@@ -176,11 +177,6 @@ def no_answer(said: Set[str], truth: QueryTruth) -> Answer:
         mask_type=wrong_type if "mask_type" in said else None,
         presence=0.0 if "presence" in said else None,
     )
-
-
-def _ranked(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """Returns the detections of a query; of a system that gives one mask, that one."""
-    return [entry for entry in entries if not entry.fused] or entries
 
 
 def _value(entries: Sequence[Entry], name: str) -> Any:
@@ -230,9 +226,14 @@ def _read_answers(path: Path, sizes: QuerySizes) -> Entries:
                 f"{path}: query {query_id} has several mask_type, amodal_probability, presence or "
                 "fused masks; give one"
             )
-    ranked = [entry for of_query in entries.values() for entry in _ranked(of_query)]
-    num_scored = sum(entry.score is not None for entry in ranked)
-    _check_all_or_none(path, num_scored, len(ranked), "entries", "score")
+    # A fused mask beside instances is not ranked, and its predicted IoU may be unknown.
+    scores = [
+        entry.score
+        for of_query in entries.values()
+        for entry in of_query
+        if not entry.fused or len(of_query) == 1
+    ]
+    _check_all_or_none(path, len(scores) - scores.count(None), len(scores), "entries", "score")
     for name in FOR_ALL_OR_NONE:
         count = sum(_value(of_query, name) is not None for of_query in entries.values())
         _check_all_or_none(path, count, len(entries), "answers", name)

@@ -290,9 +290,8 @@ class MaskOutliner(CropModel):
         chosen = choose_outline(outlines, windows)
         found = outlines[chosen]
         if found.mask.any():
-            x0, y0, x1, y1 = masks.box(found.mask)
-            with_box = Prompt((x0, y0, x1, y1), prompt.clicks)
-            (second,) = self._read(image, [window_of_box((x0, y0, x1, y1))], with_box)
+            box = masks.box(found.mask)
+            (second,) = self._read(image, [window_of_box(box)], Prompt(box, prompt.clicks))
             found = second if second.mask.any() else found
 
         # The right mask is found in crops of about the same size, too. Its IoU with their masks

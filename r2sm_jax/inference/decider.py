@@ -114,11 +114,10 @@ class Decider:
         sentences = [sentences] if isinstance(sentences, str) else list(sentences)
         for sentence in sentences:
             check_query(sentence)
-        if not self.texts:
-            return [decide(self.name, sentence, 0.0, abstain=abstain) for sentence in sentences]
+        answers = self.read(sentences) if self.texts else [(0.0, None)] * len(sentences)
         return [
             decide(self.name, sentence, logit, abstain=abstain)._replace(target=target_words)
-            for sentence, (logit, target_words) in zip(sentences, self.read(sentences), strict=True)
+            for sentence, (logit, target_words) in zip(sentences, answers, strict=True)
         ]
 
     def read(self, sentences: Sequence[str]) -> list[tuple[float, str | None]]:

@@ -77,7 +77,7 @@ class Parts(NamedTuple):
             place if isinstance(place, tuple) else (self.outline(image, place),) for place in places
         ]
         found = [one for of_place in outlines for one in of_place if one.mask.any()]
-        completions = iter(self.complete(image, found, all_visible))
+        completions = self.complete(image, found, all_visible)
         for of_place in outlines:
             yield [
                 Drawn(one, next(completions, None) if one.mask.any() else None) for one in of_place
@@ -101,8 +101,7 @@ class Parts(NamedTuple):
         if self.completer is None:
             return
         outlines, to_complete = tee(outlines)
-        visible = (outline.mask for outline in to_complete)
-        completions = self.completer.complete(image, visible, all_visible)
+        completions = self.completer.complete(image, (one.mask for one in to_complete), all_visible)
         for outline, completion in zip(outlines, completions, strict=True):
             yield judge(outline, completion)
 

@@ -99,10 +99,7 @@ def by_words(
 
     return Prediction(
         query=query,
-        mask_type=decision.mask_type,
-        amodal_probability=decision.amodal_probability,
-        undecided=decision.undecided,
-        target=decision.target,
+        **decision._asdict(),
         score=float(output.iou[0, asked]),
         modal=modal,
         amodal=amodal,
@@ -150,15 +147,12 @@ def at_place(
     ious = [answer.iou for one, answer in pairs if not (one.is_given and answer is one)]
     unsure_below = min((answer.unsure_below for answer in answers), default=0.0)
     if len(answers) > 1 and any(answer.iou < answer.unsure_below for answer in answers):
-        # The score is the mean of all objects, and one that is unsure makes the answer unsure.
+        # One unsure object makes the answer unsure, though the score is the mean of all.
         unsure_below = 1.0
     candidates = [candidate for outline in outlines for candidate in outline.candidates]
     return Prediction(
         query=request.text,
-        mask_type=decision.mask_type,
-        amodal_probability=decision.amodal_probability,
-        undecided=decision.undecided,
-        target=decision.target,
+        **decision._asdict(),
         score=float(np.mean(ious)) if ious else None,
         modal=masks.union((outline.mask for outline in outlines), size),
         amodal=masks.union((one.complete for one in drawn), size),

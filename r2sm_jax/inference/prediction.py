@@ -279,7 +279,7 @@ class Prediction:
         """Writes `FILES` into a folder. Raises InputError if that cannot be written, and as
         `overlay`."""
         folder = Path(folder)
-        picture = Image.fromarray(self.overlay(image, MAX_PICTURE))
+        picture = self.show(image)
         # prediction.json appears when this block ends, so a folder that has it has the pictures,
         # too. An OSError of any of the files becomes an InputError.
         with atomic_write(folder / "prediction.json") as part:
@@ -300,10 +300,8 @@ class Prediction:
             parts.append(f"probability of amodal {self.amodal_probability:.2f}")
         if self.undecided:
             parts.append("undecided")
-        if self.is_given:
-            parts.append("from the given mask")
-        else:
-            parts.append(f"presence {self.presence:.2f}")
+        there = f"presence {self.presence:.2f}"
+        parts.append("from the given mask" if self.is_given else there)
         if self.score is not None:
             parts.append(f"predicted IoU {self.score:.2f}")
         if self.is_unsure:

@@ -220,10 +220,11 @@ class Predictor:
             requests, all_visible = self._find(
                 finder, photo, requests, decisions, outputs, all_visible
             )
+        places = []
         for request, decision in zip(requests, decisions, strict=True):
             if request.place is not None:
                 self.parts.check(request.place, decision.mask_type)
-        places = [request.place for request in requests if request.place is not None]
+                places.append(request.place)
         drawn = self.parts.draw(photo.pixels, places, all_visible)
         predictions = []
         for request, decision, output in zip(requests, decisions, outputs, strict=True):
@@ -287,11 +288,9 @@ class Predictor:
     def _look(self, photo: Photo, requests: Sequence[Request]) -> list[R2SMOutput | None]:
         """Runs `R2SM.decode` for requests without a place, and for all with words if the mask-type
         head reads the image. Returns None for the others."""
-        is_seen = []
-        for request in requests:
-            is_decided_there = request.text and self.config.head == DECODER_HEAD
-            is_seen.append(request.place is None or bool(is_decided_there))
-        texts = [request.text for request, seen in zip(requests, is_seen, strict=True) if seen]
+        reads_image = self.config.head == DECODER_HEAD
+        is_seen = [one.place is None or (reads_image and one.text != "") for one in requests]
+        texts = [request.text for request in compress(requests, is_seen)]
         if not texts:
             return [None] * len(requests)
         (outputs,) = self._decode_queries(self._features_of(photo), [texts])
@@ -342,11 +341,10 @@ class Predictor:
 
         Returns also the union of what shows of all objects: `all_visible`, and all that was found.
         """
-        asked = [request.place is None for request in requests]
         pairs = zip(requests, decisions, strict=True)
         names = [decision.target or request.text for request, decision in pairs]
-        unique = list(dict.fromkeys(compress(names, asked)))
-        found = find_objects(finder, photo.pixels, unique, self.parts)
+        asked = compress(names, (request.place is None for request in requests))
+        found = find_objects(finder, photo.pixels, list(dict.fromkeys(asked)), self.parts)
         placed = []
         for request, name, output in zip(requests, names, outputs, strict=True):
             if request.place is None:
@@ -481,10 +479,10 @@ class Predictor:
         # The frame has a fixed size, so any image compiles the programs of all images.
         image = self.encode(np.zeros((size, size, 3), np.uint8))
         for num_queries in QUERY_BUCKETS:
-            self.predict(["anything"] * num_queries, mask_type="modal", image=image)
+            texts = ["anything"] * num_queries
+            self.predict(texts, mask_type="modal", image=image)
             if self.config.head in LEARNED_HEADS:
-                self.amodal_logits(["anything"] * num_queries)
-            self.targets(["anything"] * num_queries)
+                self.amodal_logits(texts)
         self.parts.warm_up(size)
 
     def _features(self, photos: Sequence[Photo]) -> ImageFeatures:
