@@ -55,13 +55,13 @@ def load(path, matmul_precision: Literal["float32", "bfloat16"] = "float32"):
     """
     # Imported here, so that `import r2sm_jax` loads no JAX.
     from r2sm_jax.errors import InputError
-    from r2sm_jax.inference import load as loading
+    from r2sm_jax.inference.load import load_run
 
     if matmul_precision not in ("float32", "bfloat16"):
         raise InputError(
             f'load: matmul_precision is {matmul_precision!r}; give "float32" or "bfloat16"'
         )
-    return loading.load(path, matmul_precision=matmul_precision).predictor
+    return load_run(path, matmul_precision=matmul_precision).predictor
 
 
 def decide(sentences, model="photos-small", *, abstain: float = 0.0):

@@ -25,7 +25,7 @@ from PIL import Image, ImageDraw
 
 from r2sm_jax.data.mask_reader import INVERTED, covers_corners, read_mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.load import enable_compilation_cache, load
+from r2sm_jax.inference.load import enable_compilation_cache, load_run
 from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.inference.prompts import MASK_TYPE_CHOICES
 
@@ -234,7 +234,7 @@ def main() -> None:
             import gradio as gr
         except ImportError:
             raise InputError("the page needs gradio; pip install 'r2sm_jax[demo]'") from None
-        predictor = load(args.run).predictor
+        predictor = load_run(args.run).predictor
         fonts = ["system-ui", "sans-serif"]  # gradio's own theme loads fonts from another host
         try:
             build(Page(predictor, Path(folder))).launch(

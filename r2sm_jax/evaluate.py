@@ -79,12 +79,12 @@ def write_figures(args: EvaluateConfig) -> None:
 def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
     """Evaluates a run or an export. Returns the report, its results, and where to write them."""
     from r2sm_jax.evaluation.evaluator import evaluate
-    from r2sm_jax.inference.load import enable_compilation_cache, load
+    from r2sm_jax.inference.load import enable_compilation_cache, load_run
     from r2sm_jax.inference.model_folder import is_export
 
     assert args.run is not None
     enable_compilation_cache()
-    run = load(args.run)
+    run = load_run(args.run)
     if args.out:
         refuse_other_system(Path(args.out), {"weights_sha256": run.predictor.weights_sha256})
     trained = run.config.data

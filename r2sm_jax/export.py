@@ -12,7 +12,7 @@ if __name__ == "__main__":
 from r2sm_jax.config import DataConfig, ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.export import add_parts, check_can_push, export, push
-from r2sm_jax.inference.load import PARTS, load, load_part
+from r2sm_jax.inference.load import PARTS, load_part, load_run
 from r2sm_jax.inference.model_folder import CONFIG, EXPORT_FILES, find_folder, is_export
 from r2sm_jax.inference.stablehlo import verify
 from r2sm_jax.sources import open_split
@@ -67,7 +67,7 @@ def write_export(args: ExportConfig, out: Path) -> None:
         print(f"wrote {out}: {args.run} with the given parts, {megabytes(out):.1f} MB")
         return
 
-    run = load(args.run)
+    run = load_run(args.run)
     check_references(args, run.config.model)
     embeds = args.lm == "embed"
     export(

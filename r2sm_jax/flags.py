@@ -93,7 +93,8 @@ class PredictConfig:
     """Zero-shot detector of transformers, or SAM 3: folder, or name on the Hugging Face hub. It
     finds what the words name, and the sentence chooses."""
     abstain: float = 0.0
-    """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
+    """Margin from 0 to 0.5: an answer whose probability of amodal is nearer than this to 0.5 is
+    marked undecided."""
     out: str | None = None
     """Folder for what is written; default: predictions/IMAGE/SENTENCE, of several images
     predictions/FOLDER/SENTENCE, and none with --json. Where an earlier prediction of one image is,
@@ -125,7 +126,8 @@ class DecideConfig:
     """Released model, run folder, such as runs/latest, export, or hf:owner/name of an export on the
     hub. Its head must read the words alone (docs/heads.md)."""
     abstain: float = 0.0
-    """A probability nearer to 0.5 than this (0 to 0.5) is undecided."""
+    """Margin from 0 to 0.5: a decision whose probability of amodal is nearer than this to 0.5 is
+    marked undecided."""
     json: bool = False
     """Print one JSON object for each sentence, and nothing else, on stdout."""
 

@@ -23,7 +23,7 @@ from r2sm_jax.data.mask_reader import INVERTED, covers_corners, read_mask, read_
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.finders import from_transformers
 from r2sm_jax.inference.decision import check_abstain
-from r2sm_jax.inference.load import enable_compilation_cache, load
+from r2sm_jax.inference.load import enable_compilation_cache, load_run
 from r2sm_jax.inference.many import (
     PREDICTIONS,
     find_tasks,
@@ -65,7 +65,7 @@ def predict_one(args: PredictConfig) -> None:
     if args.finder is not None:
         given["finder"] = from_transformers(args.finder)
 
-    predictor = load(args.run, matmul_precision=args.matmul_precision).predictor
+    predictor = load_run(args.run, matmul_precision=args.matmul_precision).predictor
     predictor.set_image(image)
     (prediction,) = predictor.predict(
         [query], mask_type=args.mask_type, abstain=args.abstain, **given
@@ -93,10 +93,10 @@ def output_folder(args: PredictConfig) -> Path:
 
 def predict_many(args: PredictConfig) -> None:
     """Predicts several queries or images into one file."""
-    if args.json or args.abstain or is_placed(args):
+    if args.json or args.abstain or args.others or is_placed(args):
         raise InputError(
-            "--json, --abstain, --mask, --box, --point and --not-point are for one query about one "
-            "image; leave them out"
+            "--json, --abstain, --mask, --others, --box, --point and --not-point are for one query "
+            "about one image; leave them out"
         )
     tasks = find_tasks(args.image, args.query, args.queries)
     number, of = parse_shard(args.shard)
@@ -110,7 +110,7 @@ def predict_many(args: PredictConfig) -> None:
         print(f"not read, since they are no images: {', '.join(others)}", file=sys.stderr)
 
     result = predict_images(
-        load(args.run, matmul_precision=args.matmul_precision).predictor,
+        load_run(args.run, matmul_precision=args.matmul_precision).predictor,
         tasks,
         out,
         file,

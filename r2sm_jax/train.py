@@ -33,7 +33,7 @@ from r2sm_jax.evaluation.evaluator import evaluate
 from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.selection import segmenter_evaluation
 from r2sm_jax.evaluation.tables import describe_result
-from r2sm_jax.inference.load import enable_compilation_cache, load, load_part, load_weights
+from r2sm_jax.inference.load import enable_compilation_cache, load_part, load_run, load_weights
 from r2sm_jax.inference.model_folder import find_folder, read_stored, write_trained_on
 from r2sm_jax.models.pretrained import fill_sizes
 from r2sm_jax.sources import (
@@ -172,7 +172,7 @@ def report_on_best(
     config: Config, folder: Path, sources: Mapping[str, Source], seconds: float
 ) -> None:
     """Evaluates the best weights on every reported split and writes the report."""
-    run = load(folder, matmul_precision=config.train.matmul_precision)
+    run = load_run(folder, matmul_precision=config.train.matmul_precision)
     spec = config.data.source
     report, evaluated = evaluate(run, sources, spec, trained_on=spec)
     report["meta"]["minutes"] = round(seconds / 60, 2)

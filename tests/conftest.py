@@ -299,9 +299,9 @@ def tiny_run(tiny_config, shared_folder) -> Path:
 def predictor(tiny_run):
     """The predictor of the tiny run, opened once a worker. A test that changes it uses
     `monkeypatch`."""
-    from r2sm_jax.inference.load import load
+    from r2sm_jax.inference.load import load_run
 
-    return load(tiny_run).predictor
+    return load_run(tiny_run).predictor
 
 
 @pytest.fixture

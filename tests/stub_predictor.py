@@ -72,9 +72,9 @@ class StubCompleter(MaskCompleter):
         pass
 
     def complete(
-        self, image: np.ndarray, visible_masks: Iterable[Mask], others: Mask | None = None
+        self, image: np.ndarray, visible_masks: Iterable[Mask], all_visible: Mask | None = None
     ) -> Iterator[Completion]:
-        self.others = others
+        self.all_visible = all_visible
         for mask in visible_masks:
             yield Completion(mask, self.iou, self.hidden_probability, self.unsure_below)
 
@@ -83,10 +83,10 @@ def masks_of(
     completer: MaskCompleter,
     image: np.ndarray,
     visible_masks: Iterable[Mask],
-    others: Mask | None = None,
+    all_visible: Mask | None = None,
 ) -> list[Mask]:
     """The complete masks alone."""
-    return [one.mask for one in completer.complete(image, visible_masks, others)]
+    return [one.mask for one in completer.complete(image, visible_masks, all_visible)]
 
 
 class StubPredictor(Predictor):

@@ -18,7 +18,7 @@ from r2sm_jax.cli import to_json
 from r2sm_jax.config import DataConfig
 from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.export import export
-from r2sm_jax.inference.load import Run, load
+from r2sm_jax.inference.load import Run, load_run
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.stablehlo import verify
 from r2sm_jax.models import pretrained
@@ -192,7 +192,7 @@ def test_the_evidence_moves_the_presence_of_the_fused_mask_alone(folder):
 @pytest.fixture
 def run(folder, tiny_run, tmp_path) -> Run:
     """A run with a classifier: that of all tests, with another image encoder."""
-    before = load(tiny_run)
+    before = load_run(tiny_run)
     text = before.predictor.text_encoder
     model = replace(WITH, text=replace(WITH.text, name=str(text.folder)))
     config = replace(before.config, model=model)
@@ -220,7 +220,7 @@ def test_an_export_has_it_and_a_compact_one_finds_it_by_name(run, tmp_path, monk
     assert own["classifier.class_vectors"].dtype == np.int8
     weights = flat_weights(run.predictor.weights)
     for name in ("whole", "compact"):
-        loaded = flat_weights(load(tmp_path / name).predictor.weights)
+        loaded = flat_weights(load_run(tmp_path / name).predictor.weights)
         for key in filter(re.compile("classifier").match, weights):
             np.testing.assert_allclose(loaded[key], weights[key], rtol=1e-3, err_msg=key)
 

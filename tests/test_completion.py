@@ -74,7 +74,7 @@ def test_a_completer_is_told_all_other_masks_or_gets_a_mask_alone(image):
     mask = rectangle(60, 80, 10, 10, 50, 40)
     for method in methods_of(completer).values():
         (answer,) = method(image, [mask], ~mask)
-        told.append(completer.others)
+        told.append(completer.all_visible)
     assert told[0] is not None and told[1] is None
     # The predicted IoU, 0.9, of a mask that is right.
     figures = completion_figures([score_object(mask, mask, answer)])

@@ -141,6 +141,18 @@ def test_an_outline_has_the_size_of_the_image_and_a_predicted_iou(outliner):
     np.testing.assert_array_equal(alone.mask, both[1].mask)
 
 
+def test_a_candidate_of_clicks_does_not_agree_with_itself(outliner, image, monkeypatch):
+    """Each crop finds something else."""
+
+    def read(self, image, windows, prompt):
+        sides = [window.side // 4 for window in windows]
+        return [Outline(rectangle(60, 80, x, 5, x + 1, 15), 0.5) for x in sides]
+
+    monkeypatch.setattr(MaskOutliner, "_read", read)
+    (answer,) = outliner(image, [Prompt(None, (Click(30, 20),))])
+    assert answer.candidates and all(one.agreement == 0 for one in answer.candidates)
+
+
 def test_the_mask_that_several_windows_agree_on_is_chosen():
     """A part has the highest predicted IoU, the background of the largest window the lowest."""
     whole, part = rectangle(40, 50, 10, 10, 40, 30), rectangle(40, 50, 20, 15, 25, 20)

@@ -19,7 +19,7 @@ from r2sm_jax.evaluation.crop_selection import (
     fit_outliner,
 )
 from r2sm_jax.evaluation.fit_calibration import MIN_VALUES, fit_kind
-from r2sm_jax.inference.crop_models import OUTSIDE_LOGIT, Drawing, MaskCompleter
+from r2sm_jax.inference.crop_models import OUTSIDE_LOGIT, MaskCompleter, RawCompletion
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 
 
@@ -100,11 +100,11 @@ class Halves(MaskCompleter):
         self.threshold, self.calibration = 0.0, {}
         self.says = iou, hidden_logit
 
-    def draw(self, image: np.ndarray, visible_masks: Any, others: Any):
+    def draw(self, image: np.ndarray, visible_masks: Any, all_visible: Any):
         for mask in visible_masks:
             logits = np.full(mask.shape, OUTSIDE_LOGIT, np.float32)
             logits[10:30, 10:30] = 1.0
-            yield Drawing(logits, *self.says)
+            yield RawCompletion(logits, *self.says)
 
 
 def square_picture() -> Sample:

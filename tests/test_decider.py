@@ -25,7 +25,7 @@ from r2sm_jax.evaluate import main as evaluate
 from r2sm_jax.inference.decider import BertStates, Decider, load_decider, open_head, open_states
 from r2sm_jax.inference.decision import NotEnglish, TruncatedQuery, check_query, is_english
 from r2sm_jax.inference.export import export
-from r2sm_jax.inference.load import load
+from r2sm_jax.inference.load import load_run
 from r2sm_jax.inference.model_folder import CONFIG, WEIGHTS, write_checksums
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Predictor
@@ -53,7 +53,7 @@ def exported(tiny_run, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exports") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("r2sm_jax.inference.stablehlo.export_functions", lambda run: {})
-        export(load(tiny_run), folder)
+        export(load_run(tiny_run), folder)
     return folder
 
 
@@ -171,7 +171,7 @@ def test_a_model_with_a_target_head_says_what_is_named(bias, target, exported, t
     (before,) = r2sm_jax.decide("the red mug", exported)
     assert before == decision._replace(target=None)
     image = np.zeros((40, 60, 3), np.uint8)
-    (prediction,) = load(folder).predictor.predict(["the red mug"], image=image)
+    (prediction,) = load_run(folder).predictor.predict(["the red mug"], image=image)
     assert prediction.target == prediction.to_json()["target"] == target
     is_shown = 'target "the red mug"' in replace(prediction, presence=1.0).summary()
     assert is_shown == (target is not None)
@@ -355,7 +355,7 @@ def test_of_a_table_the_column_text_is_read(name, content, main, exported, comma
     [
         ([], "--file"),
         (["?"], "no words"),
-        (["mug", "--abstain", "0.6"], "--abstain 0.6"),
+        (["mug", "--abstain", "0.6"], "abstain 0.6"),
         (["--file", "empty.txt"], "empty.txt"),
         (["--file", "gone.txt"], "gone.txt"),
         (["--file", "bad.txt"], "bad.txt: line 2"),

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from tiny_efficientnet import DIMS, tiny_tensors
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.inference.load import load
+from r2sm_jax.inference.load import load_run
 from r2sm_jax.models.efficientnet import depthwise_conv
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.keys import (
@@ -124,7 +124,7 @@ def test_stages_that_are_not_frozen_are_trained_slowly(flags, folder, tmp_path, 
     assert config.model.vision.efficientnet_dims == DIMS
 
     # Of the last step: the best may be from before the rates rise above 0.
-    leaves = nnx.to_flat_state(load(run_folder).predictor.weights)
+    leaves = nnx.to_flat_state(load_run(run_folder).predictor.weights)
     state = {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in leaves}
     published = fold_batch_norms(tiny_tensors())
     first = published["_conv_stem.weight"].transpose(2, 3, 1, 0)

@@ -24,7 +24,7 @@ from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.scorer import EvalResults, query_truths
 from r2sm_jax.inference import load as loading
-from r2sm_jax.inference.load import load
+from r2sm_jax.inference.load import load_run
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.query import Query, Sentence
 from r2sm_jax.sources import open_split
@@ -46,13 +46,13 @@ def dataset(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tiny_run):
-    return load(tiny_run)
+    return load_run(tiny_run)
 
 
 @pytest.fixture
 def opened_run(run, monkeypatch):
     """The command takes a run that is open already, since opening one takes seconds."""
-    monkeypatch.setattr(loading, "load", lambda *_, **__: run)
+    monkeypatch.setattr(loading, "load_run", lambda *_, **__: run)
 
 
 def read_report(folder: Path) -> dict:
@@ -116,7 +116,7 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
 
 def test_crowds_of_composed_photos_are_what_they_were_in_training(run, monkeypatch, refused):
     config = replace(run.config, data=replace(run.config.data, crowds="objects"))
-    monkeypatch.setattr(loading, "load", lambda *_, **__: replace(run, config=config))
+    monkeypatch.setattr(loading, "load_run", lambda *_, **__: replace(run, config=config))
     crowds = []
 
     def open_splits(data, *_, **__):

@@ -30,8 +30,8 @@ from r2sm_jax.inference.crop_models import MaskCompleter
 from r2sm_jax.inference.export import add_parts, export, to_compact
 from r2sm_jax.inference.load import (
     UNIT,
-    load,
     load_part,
+    load_run,
     restore_compact,
 )
 from r2sm_jax.inference.model_card import model_card
@@ -57,7 +57,7 @@ def samples(run):
 
 @pytest.fixture(scope="module")
 def run(tiny_run):
-    return load(tiny_run)
+    return load_run(tiny_run)
 
 
 @pytest.fixture(scope="module")

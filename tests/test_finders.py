@@ -25,7 +25,10 @@ from r2sm_jax.evaluation.scorer import truths_of_image
 from r2sm_jax.finders import Finder, from_transformers
 from r2sm_jax.inference.choose import choose, find_objects
 from r2sm_jax.inference.crop_models import Outline
-from r2sm_jax.inference.parts import Parts
+from r2sm_jax.inference.decision import Decision
+from r2sm_jax.inference.parts import Drawn, Parts
+from r2sm_jax.inference.postprocess import at_place
+from r2sm_jax.inference.prompts import Request
 from r2sm_jax.models.r2sm import R2SMOutput
 from r2sm_jax.sources import open_split
 
@@ -88,20 +91,31 @@ def test_a_box_is_outlined_and_a_mask_is_taken_as_it_is(mask_type, predictor):
         assert instance.presence == 0.75
     assert outlined.score == pytest.approx(0.625 * (0.9 if mask_type == "amodal" else 1))
     assert taken.score == (0.9 if mask_type == "amodal" else None)
-    assert taken.is_given and not outlined.is_given
+    for prediction in (outlined, taken):
+        assert not prediction.is_given and "presence 0.75" in prediction.summary()
+    # A presence is no predicted IoU.
+    fused, *_ = taken.to_coco()
+    assert fused["score"] == taken.score
+
+
+def test_an_answer_is_unsure_if_one_of_its_objects_is():
+    right, wrong = (Drawn(Outline(MUG, iou, unsure_below=0.6), None) for iou in (0.9, 0.5))
+    for drawn, is_unsure in (([right, right], False), ([right, wrong], True)):
+        answer = at_place(Request("both mugs"), Decision("modal", 0.1), drawn, SIZE)
+        assert answer.score > 0.6 and answer.is_unsure == is_unsure
 
 
 def test_what_is_found_is_the_neighbour_of_what_is_meant(predictor):
     finder = ListedFinder(masks=[MUG, BOX], scores=[0.9, 0.3])
     (prediction,) = predictor.predict(["the left mug"], finder=finder)
     np.testing.assert_array_equal(prediction.modal, MUG)
-    np.testing.assert_array_equal(predictor.parts.completer.others, MUG | BOX)
+    np.testing.assert_array_equal(predictor.parts.completer.all_visible, MUG | BOX)
     far = rectangle(70, 0, 80, 10)
     predictor.predict(["the left mug"], finder=finder, others=[far])
-    np.testing.assert_array_equal(predictor.parts.completer.others, MUG | BOX | far)
+    np.testing.assert_array_equal(predictor.parts.completer.all_visible, MUG | BOX | far)
     # What lies beside a thing that was found alone is not known.
     predictor.predict(["the mug"], finder=ListedFinder(masks=[MUG], scores=[0.9]))
-    assert predictor.parts.completer.others is None
+    assert predictor.parts.completer.all_visible is None
 
 
 def test_nothing_found_is_absent(predictor):
@@ -339,7 +353,7 @@ def test_a_detector_of_transformers_finds_the_whole_way(
     (prediction,) = predictor.predict(["the red mug"], finder=finder)
     assert prediction.modal.any() and prediction.instances and prediction.presence > 0.5
 
-    monkeypatch.setattr(predict, "load", lambda *_, **__: SimpleNamespace(predictor=predictor))
+    monkeypatch.setattr(predict, "load_run", lambda *_, **__: SimpleNamespace(predictor=predictor))
     Image.fromarray(PHOTO).save(tmp_path / "photo.png")
     flags = "--finder", detector
     end = command(predict.main, "RUN", tmp_path / "photo.png", "the red mug", *flags, "--json")

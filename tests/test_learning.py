@@ -9,7 +9,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.evaluation.evaluator import evaluate_source
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import query_truths
-from r2sm_jax.inference.load import load
+from r2sm_jax.inference.load import load_run
 from r2sm_jax.sources import open_split
 from r2sm_jax.train import train
 
@@ -52,7 +52,7 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
             report_samples=1,
         ),
     )
-    run = load(train(config))
+    run = load_run(train(config))
     source = open_split(config.data, count=SCENES, size=SIDE)
     figures = split_figures(evaluate_source(run.predictor, source).rows)
     guess = best_without_learning(source)

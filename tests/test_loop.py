@@ -58,7 +58,10 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["segmenter", *(pytest.param(name, marks=pytest.mark.slow) for name in ("completer", "outliner"))],
+    [
+        "segmenter",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("completer", "outliner")),
+    ],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
     part, runs, tiny_run, tiny_flags, tmp_path, command, monkeypatch
@@ -145,10 +148,10 @@ def test_weights_that_training_makes_worse_stay(
 
 
 def test_a_segmenter_starts_from_a_run_and_from_an_export_alike(tiny_run, tiny_config):
-    from r2sm_jax.inference.load import load, load_weights
+    from r2sm_jax.inference.load import load_run, load_weights
 
     weights = load_weights(tiny_run, tiny_config.model)
-    expected = nnx.to_flat_state(load(tiny_run).predictor.weights)
+    expected = nnx.to_flat_state(load_run(tiny_run).predictor.weights)
     for (path, value), (other, stored) in zip(nnx.to_flat_state(weights), expected, strict=True):
         assert path == other and np.array_equal(value[...], stored[...])
 

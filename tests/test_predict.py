@@ -40,7 +40,7 @@ def photo(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def stub(monkeypatch) -> StubPredictor:
     stub = StubPredictor()
-    monkeypatch.setattr(predict, "load", lambda *_, **__: SimpleNamespace(predictor=stub))
+    monkeypatch.setattr(predict, "load_run", lambda *_, **__: SimpleNamespace(predictor=stub))
     return stub
 
 
@@ -168,10 +168,10 @@ def test_others_are_the_masks_of_a_picture_or_of_a_file(places, photo, command, 
     Path("polygon.json").write_text(json.dumps([[30, 20, 60, 20, 60, 50, 30, 50]]))
     end = command(main, "RUN", photo, "--mask", "mug.png", "--others", "others.png")
     assert end.code == 0, end.err
-    np.testing.assert_array_equal(stub.parts.completer.others, places | box)
+    np.testing.assert_array_equal(stub.parts.completer.all_visible, places | box)
     flags = "--box", "10", "10", "30", "40", "--others", "polygon.json", "--overwrite"
     assert command(main, "RUN", photo, *flags).code == 0
-    np.testing.assert_array_equal(stub.parts.completer.others, box)
+    np.testing.assert_array_equal(stub.parts.completer.all_visible, box)
 
 
 def test_points_say_what_is_meant_and_what_is_not(places, photo, command, stub, monkeypatch):
@@ -207,7 +207,7 @@ def bad_files(tmp_path_factory) -> Path:
         (["BAD/missing.png", QUERY], "missing.png"),
         (["BAD/text.png", QUERY], "text.png"),
         (["PHOTO", QUERY, "--out", "BAD/text.png/out"], "text.png"),
-        (["PHOTO", QUERY, "--abstain", "0.7"], "--abstain"),
+        (["PHOTO", QUERY, "--abstain", "0.7"], "abstain 0.7"),
         (["PHOTO", QUERY, "--shard", "1/2"], "--shard"),
         (["PHOTO", QUERY, "--mask", "empty.png"], "it is empty"),
         (["PHOTO", QUERY, "--mask", "small.png"], "small.png"),

@@ -32,7 +32,7 @@ COUNT = 11
 @pytest.fixture
 def stub(monkeypatch) -> StubPredictor:
     stub = StubPredictor()
-    monkeypatch.setattr(predict, "load", lambda *_, **__: SimpleNamespace(predictor=stub))
+    monkeypatch.setattr(predict, "load_run", lambda *_, **__: SimpleNamespace(predictor=stub))
     return stub
 
 
@@ -324,6 +324,12 @@ def test_shards_answer_what_one_call_answers(stub, photos, tmp_path, command):
     end = command(main, "RUN", photos, QUERY, "--out", tmp_path / "p")
     assert f"0 images answered, {COUNT} answered earlier" in end.out
     assert entries(tmp_path / "p") == entries(tmp_path / "one")
+    # There may be more shards than images.
+    flags = "--out", tmp_path / "p", "--shard", "99/99", "--coco", tmp_path / "found.json"
+    end = command(main, "RUN", photos, QUERY, *flags)
+    assert end.code == 0 and "0 images answered" in end.out, end
+    assert json.loads((tmp_path / "p" / "predictions-99-of-99.json").read_text()) == []
+    assert json.loads((tmp_path / "found.json").read_text())["annotations"] == []
 
 
 def test_answers_of_something_else_are_refused(stub, photos, tmp_path):
@@ -370,6 +376,7 @@ def query_files(tmp_path_factory) -> Path:
         (["PHOTOS", QUERY, "--json"], "--json"),
         (["PHOTOS", QUERY, "--mask", "FILES/bad/a.png"], "--mask"),
         (["PHOTOS", QUERY, "--box", "1", "2", "3", "4"], "--box"),
+        (["PHOTOS", QUERY, "--others", "FILES/q.txt", "--finder", "FILES"], "--others"),
         (["PHOTOS", QUERY, "--shard", "2"], "--shard"),
         (["PHOTOS"], "no query"),
         (["PHOTOS", "the", "mug"], "the mug: put a sentence into quotes"),

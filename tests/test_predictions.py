@@ -159,6 +159,10 @@ def test_a_fused_mask_is_the_one_detection_of_a_query_without_instances(tmp_path
     scores = [one.scores.tolist() for one in results.rows["detections"]]
     assert scores == [[0.7, 0.5], [0.2], [pytest.approx(0.3)], [0.4], [pytest.approx(0.6)]]
     assert results.results[0].said.predicted_iou == 0.1
+    # A fused mask beside instances may have no predicted IoU.
+    entries[0]["score"] = None
+    results, _ = score_entries(tmp_path, entries)
+    assert results.results[0].said.predicted_iou is None
 
 
 @pytest.mark.parametrize("nothing", [masks.encode(EMPTY), None, []])

@@ -354,7 +354,7 @@ def test_the_sentence_decides_which_mask_of_a_given_one_is_meant(prompted, compl
         np.testing.assert_array_equal(instance.mask, mask)
         assert prediction.presence == 1 and "given mask" in prediction.summary()
         confidence = 1 if prediction.score is None else prediction.score
-        assert [entry["score"] for entry in prediction.to_coco()] == [confidence, confidence]
+        assert [entry["score"] for entry in prediction.to_coco()] == [prediction.score, confidence]
     assert modal.score is None and 0 < amodal.score < 1
     np.testing.assert_array_equal(other.mask, BOX)
     (plain,) = prompted.predict([MODAL])
@@ -372,9 +372,9 @@ def test_the_others_are_what_shows_of_all_objects(prompted, completer):
     stub = StubCompleter()
     prompted.parts = prompted.parts._replace(completer=stub)
     prompted.predict(boxes=[(10, 10, 30, 40)], others=[])
-    assert not stub.others.any()
+    assert not stub.all_visible.any()
     prompted.predict(boxes=[(10, 10, 30, 40)], others=MUG)  # a single one
-    np.testing.assert_array_equal(stub.others, MUG)
+    np.testing.assert_array_equal(stub.all_visible, MUG)
     with pytest.raises(InputError, match="others: mask 2"):
         prompted.predict([AMODAL], masks=[MUG], others=[BOX, BOX[:30]])
 
@@ -415,8 +415,8 @@ def test_a_completed_outline_has_a_limit_of_its_own():
     unless a limit is fitted to the product."""
     nothing = np.zeros(SIZE, bool)
 
-    def is_unsure(outline_iou, completion_iou, completed=None):
-        outline = Outline(MUG, outline_iou, unsure_below=0.6, completed=completed)
+    def is_unsure(outline_iou, completion_iou, calibration=None):
+        outline = Outline(MUG, outline_iou, unsure_below=0.6, completed_calibration=calibration)
         judged = judge(outline, Completion(nothing, completion_iou, 0.5, unsure_below=0.8))
         return judged.iou < judged.unsure_below
 
@@ -466,6 +466,13 @@ def test_a_model_says_what_it_lacks(prompted):
     prompted.parts = Parts()
     with pytest.raises(InputError, match="has no outliner"):
         prompted.predict(boxes=[(10, 10, 30, 40)])
+
+
+def test_a_model_without_a_decision_has_one_mask(prompted):
+    prompted.config = replace(prompted.config, head="none")
+    (answer,) = prompted.predict([AMODAL], mask_type="amodal")
+    assert not answer.has_both_masks and "hidden" not in answer.summary()
+    assert answer.to_instances()[0].amodal is None
 
 
 def test_what_hides_an_object_is_named():
@@ -580,7 +587,7 @@ def test_a_bad_image_is_refused_and_the_earlier_one_stays(images):
         (lambda p, image: StubPredictor().predict(["the mug"]), "set_image"),
         (lambda p, image: p.predict(["the mug"], mask_type="visible"), "'visible'"),
         (lambda p, image: p.predict(["the mug", " ."]), "query is empty"),
-        (lambda p, image: p.predict(["the mug"], abstain=30), "abstain"),
+        (lambda p, image: p.predict(["the mug"], abstain=30), "^abstain 30"),
         (lambda p, image: list(p.predict_batches([image], [[""]])), "query is empty"),
         (lambda p, image: p.predict(["the mug"], masks=[MUG, BOX]), "2 masks, but 1 queries"),
         (lambda p, image: p.complete([MUG, MUG & BOX]), "mask 2 .* is empty"),

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from r2sm_jax import export
 from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.export import export as write_export, push
-from r2sm_jax.inference.load import load
+from r2sm_jax.inference.load import load_run
 from r2sm_jax.inference.model_folder import verify_files
 
 
@@ -71,7 +71,7 @@ def test_what_is_pushed_is_a_whole_export(tiny_run, tmp_path, hub, command):
 
     # A second push replaces the files of the first; those that others put there stay.
     (pushed / "demo.ipynb").write_text("{}")
-    write_export(load(tiny_run), out, compact=True)
+    write_export(load_run(tiny_run), out, compact=True)
     push(out, "hf:me/mugs")
     verify_files(pushed)
     assert (pushed / "demo.ipynb").exists() and not (pushed / "model.stablehlo").exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_files import arrays, with_flags
 
-from r2sm_jax.inference.load import load
+from r2sm_jax.inference.load import load_run
 from r2sm_jax.train import main
 from r2sm_jax.training.run_folder import read_config
 
@@ -48,7 +48,7 @@ def test_a_run_stands_on_its_own(published_flags, published_folders, tmp_path, c
     assert command(main, "--resume", "--run", run).code == 0
     again = arrays(run, 2)
     assert all(two[name].tobytes() == again[name].tobytes() for name in two)
-    (prediction,) = load(run).predictor.predict(
+    (prediction,) = load_run(run).predictor.predict(
         ["the red mug"], image=np.zeros((40, 70, 3), np.uint8)
     )
     assert prediction.mask.shape == (40, 70)

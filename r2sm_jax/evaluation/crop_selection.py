@@ -262,7 +262,7 @@ def fit_completed(parts: Parts, samples: Iterable[Sample]) -> dict[str, Calibrat
     for sample in samples:
         known = [instance for instance in scored_objects(sample) if instance.amodal is not None]
         for kind, prompts in prompts_of(known).items():
-            all_drawn = parts.draw(sample.image, prompts, others=None)
+            all_drawn = parts.draw(sample.image, prompts, all_visible=None)
             for instance, (drawn,) in zip(known, all_drawn, strict=True):
                 if drawn.completion is not None:
                     true = iou(drawn.complete, instance.complete | instance.modal)

@@ -63,7 +63,7 @@ class Entry(Typed, kw_only=True):
     segmentation: Any
     """A COCO RLE or polygons, of the size of the query's image; null or [] where nothing is."""
     score: float | None = None
-    """Ranks instances; of a fused mask its predicted IoU."""
+    """Ranks instances; of a fused mask its predicted IoU, which may be unknown."""
     fused: bool = False
     occlude_rate: Share | None = None
     """Share of the instance that is hidden."""
@@ -226,8 +226,14 @@ def _read_answers(path: Path, sizes: QuerySizes) -> Entries:
                 f"{path}: query {query_id} has several mask_type, amodal_probability, presence or "
                 "fused masks; give one"
             )
-    num_scored = sum(entry.score is not None for entry in read)
-    _check_all_or_none(path, num_scored, len(read), "entries", "score")
+    # A fused mask beside instances is not ranked, and its predicted IoU may be unknown.
+    scores = [
+        entry.score
+        for of_query in entries.values()
+        for entry in of_query
+        if not entry.fused or len(of_query) == 1
+    ]
+    _check_all_or_none(path, len(scores) - scores.count(None), len(scores), "entries", "score")
     for name in FOR_ALL_OR_NONE:
         count = sum(_value(of_query, name) is not None for of_query in entries.values())
         _check_all_or_none(path, count, len(entries), "answers", name)

@@ -45,12 +45,12 @@ it says of them is averaged. Measured on composed photos and on COCOA: as good a
 these sizes, at half of their time; one view has .01 less IoU of the hidden part (docs/log.md)."""
 OUTSIDE_LOGIT = -20.0  # nothing is added where the crop does not reach
 COMPARED_SIDE = 640
-"""Masks of different crops are compared on about so many pixels of the longer side."""
+"""Masks are subsampled to at most this many pixels on the longer side before they are compared."""
 SAME_FROM = 0.8
 """IoU from which on two outlines are of the same thing."""
 SIZE_WEIGHT = 0.1
-"""How much a crop of e times the side is preferred, as a difference of agreement. Measured on
-photos that were trained on: IoU of one click 0.527, 0.498 without it, 0.452 by predicted IoU."""
+"""This times ln(side of a crop) is added to the consensus about its mask. Measured on photos that
+were trained on: IoU of one click 0.527, 0.498 without it, 0.452 by predicted IoU."""
 
 
 class CropModel:
@@ -58,7 +58,8 @@ class CropModel:
 
     config: Any
     calibration: Mapping[str, Calibration]
-    """That of each kind of answers for which one is fitted."""
+    """Kind of answers (`box`, `click`, ...) -> its `Calibration`; kinds that are not fitted are
+    missing."""
     make: Callable[..., CropUNet]
     """Builds the network from its configuration."""
 
@@ -131,8 +132,8 @@ class Completion(NamedTuple):
     """An IoU below this is called unsure."""
 
 
-class Drawing(NamedTuple):
-    """What the completer says about one object before anything is decided."""
+class RawCompletion(NamedTuple):
+    """What the network of the completer says about one object, before threshold and calibration."""
 
     logits: Float[np.ndarray, "H W"]
     """Of the complete mask."""
@@ -150,14 +151,14 @@ class MaskCompleter(CropModel):
         self,
         image: UInt8[np.ndarray, "_H _W 3"],
         visible_masks: Iterable[np.ndarray],
-        others: Bool[np.ndarray, "_H _W"] | None = None,
+        all_visible: Bool[np.ndarray, "_H _W"] | None = None,
     ) -> Iterator[Completion]:
         """Yields the complete masks of some objects of one image.
 
         Args:
             visible_masks: what shows of each object. Eight are held at a time.
-            others: the union of what shows of all objects, with or without these; None where it is
-                not known.
+            all_visible: the union of what shows of all objects, with or without these; None where
+                it is not known.
 
         Raises InputError for an empty mask and for one of another size than the image's.
         """
@@ -167,16 +168,16 @@ class MaskCompleter(CropModel):
             for mask in visible:
                 check_mask(mask, number, image.shape[:2])
                 number += 1
-            for mask, drawing in zip(visible, self.draw(image, visible, others), strict=True):
-                yield self.finish(mask, drawing, knows_others=others is not None)
+            for mask, raw in zip(visible, self.draw(image, visible, all_visible), strict=True):
+                yield self.finish(mask, raw, knows_others=all_visible is not None)
 
     def draw(
         self,
         image: UInt8[np.ndarray, "_H _W 3"],
         visible_masks: Sequence[np.ndarray],
-        others: Bool[np.ndarray, "_H _W"] | None,
-    ) -> Iterator[Drawing]:
-        """Yields what the network says of each object, averaged over `VIEWS`. `others`: as in
+        all_visible: Bool[np.ndarray, "_H _W"] | None,
+    ) -> Iterator[RawCompletion]:
+        """Yields what the network says of each object, averaged over `VIEWS`. `all_visible`: as in
         `complete`."""
         height, width = image.shape[:2]
         windows, crops = [], []
@@ -184,7 +185,7 @@ class MaskCompleter(CropModel):
             middle = CropWindow.around(visible)
             for ratio, is_mirrored in VIEWS:
                 windows.append(middle.scaled(ratio))
-                crop = self._cut(image, windows[-1], visible, others)
+                crop = self._cut(image, windows[-1], visible, all_visible)
                 crops.append(crop[:, ::-1] if is_mirrored else crop)
         output = self.read(np.stack(crops))
         assert output.hidden_logit is not None
@@ -192,32 +193,34 @@ class MaskCompleter(CropModel):
             views = slice(start, start + len(VIEWS))
             pairs = zip(output.mask_logits[views], VIEWS, strict=True)
             logits = [one[:, ::-1] if is_mirrored else one for one, (_, is_mirrored) in pairs]
-            yield Drawing(
+            yield RawCompletion(
                 paste_mean(windows[views], logits, height, width, OUTSIDE_LOGIT),
                 float(output.iou[views].mean()),
                 float(output.hidden_logit[views].mean()),
             )
 
-    def finish(self, visible: Mask, drawing: Drawing, *, knows_others: bool) -> Completion:
-        """Makes the complete mask of one object of its drawing, and its scores."""
+    def finish(self, visible: Mask, raw: RawCompletion, *, knows_others: bool) -> Completion:
+        """Makes the complete mask of one object, and its scores, by threshold and calibration."""
         name = "neighbours" if knows_others else "alone"
         kind = self.calibration.get(name, NOT_CALIBRATED)
-        completed = visible | (drawing.logits > self.threshold)
+        completed = visible | (raw.logits > self.threshold)
         added = added_share(visible, completed)
-        hidden = float(expit(kind.hidden_logit(drawing.hidden_logit, added)))
+        hidden = float(expit(kind.hidden_logit(raw.hidden_logit, added)))
         mask = visible if hidden < kind.kept_below else completed
-        return Completion(mask, float(kind.iou(drawing.iou)), hidden, float(kind.unsure_below))
+        return Completion(mask, float(kind.iou(raw.iou)), hidden, float(kind.unsure_below))
 
     def _cut(
-        self, image: np.ndarray, window: CropWindow, visible: np.ndarray, others: np.ndarray | None
+        self,
+        image: np.ndarray,
+        window: CropWindow,
+        visible: np.ndarray,
+        all_visible: np.ndarray | None,
     ) -> UInt8[np.ndarray, "s s 7"]:
         """Cuts the crop of an object: colours, inside, the visible mask, the others' masks, and
         whether these are known."""
-        is_known = others is not None
-        # The others of this object: the union of all without what shows of itself.
-        others = others & ~visible if is_known else np.zeros_like(visible)
+        others = np.zeros_like(visible) if all_visible is None else all_visible & ~visible
         crop = cut_crop(image, window, self.config.size, (visible, others))
-        known = np.full_like(crop[..., :1], 255 * is_known)
+        known = np.full_like(crop[..., :1], 255 * (all_visible is not None))
         return np.concatenate([crop, known], axis=2)
 
 
@@ -245,15 +248,16 @@ class Outline(NamedTuple):
     iou: float
     """The predicted IoU of the mask with the true one; 1 of a given mask."""
     agreement: float = 0.5
-    """The mean IoU of the mask with those of all crops around clicks."""
+    """Of clicks: the mean IoU of the mask with those of the crops next to its own in size. The
+    answer is of a second look, and is compared with the mask of its own crop, too."""
     unsure_below: float = UNSURE_BELOW
     """An IoU below this is called unsure."""
     candidates: tuple["Outline", ...] = ()
     """What else clicks may mean: the different masks of the other crops, the likeliest first."""
-    completed: Calibration | None = None
-    """That of its complete mask; None where none is fitted."""
+    completed_calibration: Calibration | None = None
+    """For the score of the complete mask drawn from this outline; None if it is not fitted."""
     is_given: bool = False
-    """The mask is the caller's own, or that of a finder."""
+    """The mask is the caller's own, or that of a finder: it has no score."""
     presence: float = 1.0
     """Probability that the object is there: below 1 only where a finder says so."""
 
@@ -286,18 +290,21 @@ class MaskOutliner(CropModel):
         chosen = choose_outline(outlines, windows)
         found = outlines[chosen]
         if found.mask.any():
-            x0, y0, x1, y1 = masks.box(found.mask)
-            with_box = Prompt((x0, y0, x1, y1), prompt.clicks)
-            (second,) = self._read(image, [window_of_box((x0, y0, x1, y1))], with_box)
+            box = masks.box(found.mask)
+            (second,) = self._read(image, [window_of_box(box)], Prompt(box, prompt.clicks))
             found = second if second.mask.any() else found
 
         # The right mask is found in crops of about the same size, too. Its IoU with their masks
         # says more of how good it is than the predicted IoU (docs/log.md).
         scored = []
         for number, outline in [(chosen, found), *enumerate(outlines)]:
-            near = [other.mask for other in outlines[max(0, number - 1) : number + 2]]
-            agreement = float(pairwise_iou([outline.mask, *near])[0, 1:].mean())
-            scored.append(self._calibrated(outline._replace(agreement=agreement), "click"))
+            near = outlines[max(0, number - 1) : number + 2]
+            if outline is not found and len(near) > 1:
+                # A candidate always agrees with its own crop. The answer is of a second look.
+                near = [other for other in near if other is not outline]
+            ious = pairwise_iou([one.mask for one in (outline, *near)])[0, 1:]
+            outline = outline._replace(agreement=float(ious.mean()))
+            scored.append(self._calibrated(outline, "click"))
         first, *others = scored
         return first._replace(candidates=different_outlines(first, others))
 
@@ -320,7 +327,7 @@ class MaskOutliner(CropModel):
         return outline._replace(
             iou=float(kind.iou(outline.iou, outline.agreement)),
             unsure_below=float(kind.unsure_below),
-            completed=self.calibration.get(f"completed_{name}"),
+            completed_calibration=self.calibration.get(f"completed_{name}"),
         )
 
 
@@ -333,9 +340,9 @@ def choose_outline(outlines: Sequence[Outline], windows: Sequence[CropWindow]) -
     """
     ious = pairwise_iou([outline.mask for outline in outlines])
     weights = np.array([outline.iou for outline in outlines])
-    agreement = ious @ weights / weights.sum()
+    consensus = ious @ weights / weights.sum()
     sides = np.array([window.side for window in windows])
-    return int(np.argmax(agreement + SIZE_WEIGHT * np.log(sides)))
+    return int(np.argmax(consensus + SIZE_WEIGHT * np.log(sides)))
 
 
 def different_outlines(first: Outline, others: Sequence[Outline]) -> tuple[Outline, ...]:
@@ -350,7 +357,8 @@ def different_outlines(first: Outline, others: Sequence[Outline]) -> tuple[Outli
 
 
 def pairwise_iou(compared: Sequence[Mask]) -> Float[np.ndarray, "w w"]:
-    """Computes about the IoU of each mask `[H W]` with each, 0 for two empty ones."""
+    """Computes the pairwise IoUs of masks `[H W]`, approximately, since they are subsampled; 0 for
+    two empty ones."""
     step = math.ceil(max(compared[0].shape) / COMPARED_SIDE)
     coarse = np.stack([mask[::step, ::step] for mask in compared]).astype(np.float32)
     flat = rearrange(coarse, "w h x -> w (h x)")

@@ -114,11 +114,10 @@ class Decider:
         sentences = [sentences] if isinstance(sentences, str) else list(sentences)
         for sentence in sentences:
             check_query(sentence)
-        if not self.texts:
-            return [decide(self.name, sentence, 0.0, abstain=abstain) for sentence in sentences]
+        answers = self.read(sentences) if self.texts else [(0.0, None)] * len(sentences)
         return [
-            decide(self.name, sentence, logit, abstain=abstain)._replace(target=target)
-            for sentence, (logit, target) in zip(sentences, self.read(sentences), strict=True)
+            decide(self.name, sentence, logit, abstain=abstain)._replace(target=target_words)
+            for sentence, (logit, target_words) in zip(sentences, answers, strict=True)
         ]
 
     def read(self, sentences: Sequence[str]) -> list[tuple[float, str | None]]:
@@ -136,10 +135,10 @@ class Decider:
             logits = self.head(states, mask) / np.float32(self.temperature)
             named = self.target_head(states, mask) if self.target_head else None
             for i, row in enumerate(rows):
-                target = None
+                target_words = None
                 if named is not None:
-                    target = self.texts.tokenizer.target(sentences[row], named[i])
-                answers[row] = float(logits[i]), target
+                    target_words = self.texts.tokenizer.target(sentences[row], named[i])
+                answers[row] = float(logits[i]), target_words
         return answers
 
 
@@ -167,7 +166,7 @@ def load_decider(name: str | Path) -> Decider:
 
     The weights of an export are not compared with their checksum, since only the head's are read.
 
-    Raises InputError as `inference.load.load`, or if the head needs the image or decides nothing.
+    Raises InputError as `load_run` (load.py), or if the head needs the image or decides nothing.
     """
     folder = find_folder(name)
     stored = read_stored(folder)

@@ -82,9 +82,9 @@ def is_english(query: str) -> bool:
 
 
 def check_abstain(margin: float) -> None:
-    """Raises InputError for a margin that no probability can have around 0.5."""
+    """Raises InputError for a margin outside of 0 to 0.5."""
     if not 0 <= margin <= 0.5:
-        raise InputError(f"--abstain {margin}: a margin of probability lies between 0 and 0.5")
+        raise InputError(f"abstain {margin}: a margin of probability lies between 0 and 0.5")
 
 
 class Decision(NamedTuple):

@@ -70,7 +70,7 @@ class Run:
     predictor: Predictor
 
 
-def load(name: str | Path, *, matmul_precision: MatmulPrecision = "float32") -> Run:
+def load_run(name: str | Path, *, matmul_precision: MatmulPrecision = "float32") -> Run:
     """Loads a run folder, an export, a released model or an export on the hub (`hf:owner/name`).
 
     Args:
@@ -119,9 +119,9 @@ def load_part(name: str | Path, part: str) -> Any:
     """Loads a completer or an outliner alone, without segmenter and language model.
 
     Args:
-        name: that of a model, as `load` reads it, or of the run of the part.
+        name: that of a model, as `load_run` reads it, or of the run of the part.
 
-    Raises InputError as `load`, or if the model has none.
+    Raises InputError as `load_run`, or if the model has none.
     """
     folder = find_folder(name)
     stored = read_stored(folder)
@@ -134,7 +134,7 @@ def load_part(name: str | Path, part: str) -> Any:
 def load_weights(name: str | Path, config: ModelConfig) -> nnx.State:
     """Loads the segmenter's weights alone, to train on from them.
 
-    Raises InputError as `load`, or if the model has another architecture than `config`.
+    Raises InputError as `load_run`, or if the model has another architecture than `config`.
     """
     folder = find_folder(name)
     stored = read_stored(folder)

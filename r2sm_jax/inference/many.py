@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
 from r2sm_jax.data.dataset import ImageTruth, Instance, read_json, write
 from r2sm_jax.data.images import (
@@ -35,7 +34,7 @@ from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_overwrite, write_json
 from r2sm_jax.finders import Finder, from_transformers
 from r2sm_jax.inference.decision import warn_of_unread
-from r2sm_jax.inference.prediction import MAX_PICTURE, Prediction
+from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.inference.prompts import Request, read_requests
 from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
@@ -232,8 +231,7 @@ class Answers:
         for index, prediction in enumerate(predictions):
             if pixels is not None:
                 with atomic_write(pictures[index]) as part:
-                    picture = prediction.overlay(pixels, MAX_PICTURE)
-                    Image.fromarray(picture).save(part, format="PNG")
+                    prediction.show(pixels).save(part, format="PNG")
             warn_of_unread(prediction.unread)
             entries.append(prediction.to_coco())
             objects += prediction.to_instances()
@@ -248,8 +246,9 @@ class Answers:
 
     def write_all(self, path: Path, tasks: Sequence[ImageQueries]) -> None:
         """Writes the entries of all tasks into one file."""
-        separator = "[\n"
+        separator = "\n"
         with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
+            file.write("[")
             for task in tasks:
                 of_queries = load_json(self.path(task), "an answer of predict")["entries"]
                 for (number, text), entries in zip(task.queries, of_queries, strict=True):
@@ -362,8 +361,10 @@ def predict_images(
                 image = open_task(task)
                 if image is not None:
                     texts = [text for _, text in task.queries]
-                    asked = {"mask_type": mask_type, "image": image, "finder": finder}
-                    yield answers.write(task, predictor.predict(texts, **asked))
+                    found = predictor.predict(
+                        texts, mask_type=mask_type, image=image, finder=finder
+                    )
+                    yield answers.write(task, found)
 
         if finder is not None:
             written = find(from_transformers(finder))
@@ -372,7 +373,7 @@ def predict_images(
             written = predictor.stream(waiting, read, answers.write, with_absent_slots=True)
         for _ in written:
             advance(1)
-    if len(failed) == len(tasks):
+    if failed and len(failed) == len(tasks):
         raise InputError(f"no image could be read; {next(iter(failed.values()))}")
     answered = [task for task in tasks if task.name not in failed]
     answers.write_all(out / file, answered)

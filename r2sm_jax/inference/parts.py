@@ -66,18 +66,18 @@ class Parts(NamedTuple):
         self,
         image: UInt8[np.ndarray, "H W 3"],
         places: Sequence[Place],
-        others: Bool[np.ndarray, "H W"] | None,
+        all_visible: Bool[np.ndarray, "H W"] | None,
     ) -> Iterator[list[Drawn]]:
         """Yields the objects that are drawn at each place, for which `check` has found nothing
         missing: one, or as many as a finder found.
 
-        `others`: the union of what shows of all objects; None where it is not known.
+        `all_visible`: the union of what shows of all objects; None where it is not known.
         """
         outlines = [
             place if isinstance(place, tuple) else (self.outline(image, place),) for place in places
         ]
         found = [one for of_place in outlines for one in of_place if one.mask.any()]
-        completions = iter(self.complete(image, found, others))
+        completions = self.complete(image, found, all_visible)
         for of_place in outlines:
             yield [
                 Drawn(one, next(completions, None) if one.mask.any() else None) for one in of_place
@@ -94,15 +94,15 @@ class Parts(NamedTuple):
         self,
         image: UInt8[np.ndarray, "H W 3"],
         outlines: Iterable[Outline],
-        others: Bool[np.ndarray, "H W"] | None,
+        all_visible: Bool[np.ndarray, "H W"] | None,
     ) -> Iterator[Completion]:
         """Yields the complete masks of outlines, of which eight are held at a time; nothing without
         a completer."""
         if self.completer is None:
             return
-        drawn, waiting = tee(outlines)
-        completions = self.completer.complete(image, (one.mask for one in waiting), others)
-        for outline, completion in zip(drawn, completions, strict=True):
+        outlines, to_complete = tee(outlines)
+        completions = self.completer.complete(image, (one.mask for one in to_complete), all_visible)
+        for outline, completion in zip(outlines, completions, strict=True):
             yield judge(outline, completion)
 
     def warm_up(self, size: int) -> None:
@@ -120,11 +120,11 @@ def judge(outline: Outline, completion: Completion) -> Completion:
     """Returns a completion whose scores know that its outline may be wrong, too: the completer is
     calibrated on true visible masks."""
     iou = outline.iou * completion.iou
-    kind = outline.completed
+    kind = outline.completed_calibration
     if kind is not None:
         return completion._replace(iou=float(kind.iou(iou)), unsure_below=float(kind.unsure_below))
-    # No limit is fitted for the product, and those of its factors say nothing about it. So the
-    # answer is unsure where one of its factors is below its own limit.
+    # The product is below one of these exactly where the outline or the completion is below its own
+    # limit: the answer is unsure if one of the two is.
     limits = outline.unsure_below * completion.iou, outline.iou * completion.unsure_below
     return completion._replace(iou=iou, unsure_below=max(limits))
 

@@ -5,6 +5,8 @@ Of words the presence of a target says what is left out:
 fused mask      empty below `ModelConfig.presence_threshold`; `R2SM.decode` has emptied it
 instances       the target is present, and so is the slot (`MIN_INSTANCE_PRESENCE`)
 absent slots    for average precision, which ranks all slots by their confidence
+
+Where the scores of each kind of answer come from: the table in docs/predict.md.
 """
 
 from collections.abc import Sequence
@@ -97,10 +99,7 @@ def by_words(
 
     return Prediction(
         query=query,
-        mask_type=decision.mask_type,
-        amodal_probability=decision.amodal_probability,
-        undecided=decision.undecided,
-        target=decision.target,
+        **decision._asdict(),
         score=float(output.iou[0, asked]),
         modal=modal,
         amodal=amodal,
@@ -110,6 +109,8 @@ def by_words(
         # In double precision, since the scorer computes the logit again from this probability.
         presence=float(expit(np.float64(output.presence[0]))),
         unread=unread,
+        # Without a decision (the head `none`) both masks are the same one.
+        has_both_masks=decision.amodal_probability is not None,
         # Words alone seldom find the left one of two, however good the mask is (docs/predict.md).
         unsure_below=1.0 if chooses(query) else float(calibration.unsure_below),
     )
@@ -124,9 +125,10 @@ def at_place(
     unread: str = "",
 ) -> Prediction:
     """Makes the prediction for a query of the objects that were drawn at its place: one, or those
-    that a finder found and the sentence chose. Without any the target is absent.
+    that a finder found and the sentence chose.
 
-    What is given is right: it has no score, and ranks first for average precision.
+    If `drawn` is empty, the prediction is absent (presence 0); a box with an empty outline is not.
+    A visible mask that was given has no score as the answer; its confidence is its presence.
 
     Args:
         size: height and width of the image.
@@ -141,16 +143,16 @@ def at_place(
             confidence = presence * answer.iou
             instances.append(InstanceMask(presence, confidence, answer.mask, visible, one.complete))
     instances.sort(key=lambda instance: -instance.presence)
-    # A mask that was given has no score.
     pairs = zip(outlines, answers, strict=True)
     ious = [answer.iou for one, answer in pairs if not (one.is_given and answer is one)]
+    unsure_below = min((answer.unsure_below for answer in answers), default=0.0)
+    if len(answers) > 1 and any(answer.iou < answer.unsure_below for answer in answers):
+        # One unsure object makes the answer unsure, though the score is the mean of all.
+        unsure_below = 1.0
     candidates = [candidate for outline in outlines for candidate in outline.candidates]
     return Prediction(
         query=request.text,
-        mask_type=decision.mask_type,
-        amodal_probability=decision.amodal_probability,
-        undecided=decision.undecided,
-        target=decision.target,
+        **decision._asdict(),
         score=float(np.mean(ious)) if ious else None,
         modal=masks.union((outline.mask for outline in outlines), size),
         amodal=masks.union((one.complete for one in drawn), size),
@@ -158,10 +160,10 @@ def at_place(
         candidates=tuple(Candidate(masks.encode(one.mask), one.iou) for one in candidates),
         presence=max((outline.presence for outline in outlines), default=0.0),
         unread=unread,
-        is_given=any(outline.is_given for outline in outlines),
+        is_given=isinstance(request.place, np.ndarray),
         has_both_masks=len(completions) == len(drawn),
         hidden_probability=max((one.hidden_probability for one in completions), default=None),
-        unsure_below=min((answer.unsure_below for answer in answers), default=0.0),
+        unsure_below=unsure_below,
     )
 
 

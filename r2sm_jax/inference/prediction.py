@@ -74,8 +74,8 @@ class Prediction:
     amodal_probability: float | None
     """None where the system makes no decision, or a prompt has no sentence."""
     score: float | None
-    """Predicted IoU of `mask`, no probability, calibrated for each kind of query; None where the
-    caller gave the mask, and where a completer drew it that predicts no IoU."""
+    """Predicted IoU of `mask`; of several objects of a finder the mean. None if `mask` is a visible
+    mask that the caller or a finder gave, or if a finder found nothing."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -91,7 +91,7 @@ class Prediction:
     """Probability that the image has what the query means. Masks are empty below a threshold. With
     a finder it is above 0.5 if that found something, by its score, and 0 if not."""
     undecided: bool = False
-    """The probability of amodal is within the margin of `predict --abstain` around 0.5."""
+    """The probability of amodal is nearer to 0.5 than the margin `abstain`."""
     target: str | None = None
     """The words of the query that name what is meant; None if none do, or the model cannot tell."""
     unread: str = ""
@@ -230,12 +230,12 @@ class Prediction:
         """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances, then
         the slots that are not present, where they are filled in.
 
-        The score of a fused mask is its predicted IoU, or else the highest confidence of its
-        instances, which are ranked by it.
+        The score of the fused mask is its predicted IoU: null if it has none, 0 if a finder found
+        nothing. Instances are ranked by their confidence.
         """
         score = self.score
-        if score is None:
-            score = max((instance.confidence for instance in self.instances), default=0.0)
+        if score is None and not self.instances:
+            score = 0.0
         fused: dict[str, Any] = {"segmentation": self.rle(), "score": score, "fused": True}
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
@@ -279,7 +279,7 @@ class Prediction:
         """Writes `FILES` into a folder. Raises InputError if that cannot be written, and as
         `overlay`."""
         folder = Path(folder)
-        picture = Image.fromarray(self.overlay(image, MAX_PICTURE))
+        picture = self.show(image)
         # prediction.json appears when this block ends, so a folder that has it has the pictures,
         # too. An OSError of any of the files becomes an InputError.
         with atomic_write(folder / "prediction.json") as part:
@@ -300,10 +300,8 @@ class Prediction:
             parts.append(f"probability of amodal {self.amodal_probability:.2f}")
         if self.undecided:
             parts.append("undecided")
-        if self.is_given:
-            parts.append("from the given mask")
-        else:
-            parts.append(f"presence {self.presence:.2f}")
+        there = f"presence {self.presence:.2f}"
+        parts.append("from the given mask" if self.is_given else there)
         if self.score is not None:
             parts.append(f"predicted IoU {self.score:.2f}")
         if self.is_unsure:

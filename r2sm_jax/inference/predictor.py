@@ -45,13 +45,7 @@ from r2sm_jax.inference.decision import Decision, check_abstain, decide, warn_of
 from r2sm_jax.inference.parts import Parts
 from r2sm_jax.inference.postprocess import at_place, by_words, name_hiders
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.prompts import (
-    Request,
-    list_masks,
-    read_mask,
-    read_requests,
-    read_union,
-)
+from r2sm_jax.inference.prompts import Request, read_others, read_requests, read_visible
 from r2sm_jax.language.states import TextStates
 from r2sm_jax.models.calibration import NOT_CALIBRATED, Calibration
 from r2sm_jax.models.matmul import compiled
@@ -187,8 +181,8 @@ class Predictor:
         it is forced.
 
         Args:
-            queries: sentences; a single one may be given as a string. None, or an empty one, where
-                a place stands in its place; None for all of them where each has a place.
+            queries: sentences; a single one may be given as a string. None or "" for a query that
+                has a mask, a box or clicks and no sentence; None if this holds for all queries.
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
@@ -218,17 +212,20 @@ class Predictor:
             raise InputError(
                 "others= says what lies beside a mask, a box or clicks; give one of these as well"
             )
-        visible = None if others is None else read_union(others, photo.size, "others")
+        all_visible = read_others(others, photo.size)
 
         outputs = self._look(photo, requests)
         decisions = self._decide(requests, outputs, abstain)
         if finder is not None:
-            requests, visible = self._find(finder, photo, requests, decisions, outputs, visible)
+            requests, all_visible = self._find(
+                finder, photo, requests, decisions, outputs, all_visible
+            )
+        places = []
         for request, decision in zip(requests, decisions, strict=True):
             if request.place is not None:
                 self.parts.check(request.place, decision.mask_type)
-        places = [request.place for request in requests if request.place is not None]
-        drawn = self.parts.draw(photo.pixels, places, visible)
+                places.append(request.place)
+        drawn = self.parts.draw(photo.pixels, places, all_visible)
         predictions = []
         for request, decision, output in zip(requests, decisions, outputs, strict=True):
             if request.place is not None:
@@ -257,13 +254,11 @@ class Predictor:
         """
         completer = self.parts.need("completer")
         photo = self._photo(image)
-        visible = []
-        for number, mask in enumerate(list_masks(masks), start=1):
-            visible.append(read_mask(mask, photo.size, f"mask {number}"))
+        visible = read_visible(masks, photo.size)
         if others is None and len(visible) > 1:
             others = visible
-        union = None if others is None else read_union(others, photo.size, "others")
-        return [one.mask for one in completer.complete(photo.pixels, visible, union)]
+        completions = completer.complete(photo.pixels, visible, read_others(others, photo.size))
+        return [completion.mask for completion in completions]
 
     def _photo(self, image: Photo | ImageLike | None) -> Photo:
         """Returns the image of a call, or else that of `set_image`."""
@@ -291,12 +286,11 @@ class Predictor:
         return features
 
     def _look(self, photo: Photo, requests: Sequence[Request]) -> list[R2SMOutput | None]:
-        """Decodes what words must find, and what only a head decides that looks at the image."""
-        is_seen = []
-        for request in requests:
-            is_decided_there = request.text and self.config.head == DECODER_HEAD
-            is_seen.append(request.place is None or bool(is_decided_there))
-        texts = [request.text for request, seen in zip(requests, is_seen, strict=True) if seen]
+        """Runs `R2SM.decode` for requests without a place, and for all with words if the mask-type
+        head reads the image. Returns None for the others."""
+        reads_image = self.config.head == DECODER_HEAD
+        is_seen = [one.place is None or (reads_image and one.text != "") for one in requests]
+        texts = [request.text for request in compress(requests, is_seen)]
         if not texts:
             return [None] * len(requests)
         (outputs,) = self._decode_queries(self._features_of(photo), [texts])
@@ -309,12 +303,13 @@ class Predictor:
         outputs: Sequence[R2SMOutput | None],
         abstain: float,
     ) -> list[Decision]:
-        """Decides which mask each request asks for: as it was decoded, or else by its words."""
+        """Decides which mask each request asks for: by the logit in its output where it was
+        decoded, else by the mask-type head on its words alone."""
         pairs = list(zip(requests, outputs, strict=True))
         texts = [request.text for request, output in pairs if output is None and request.text]
         is_read = texts and self.config.head in LEARNED_HEADS
         logits = iter(self.amodal_logits(texts) if is_read else ())
-        targets = iter(self.targets([request.text for request in requests if request.text]))
+        target_words = iter(self.targets([request.text for request in requests if request.text]))
         decisions = []
         for request, output in pairs:
             if output is not None:
@@ -328,8 +323,9 @@ class Predictor:
                 request.mask_type,
                 abstain=abstain,
             )
-            target = next(targets) if request.text else None
-            decisions.append(decision._replace(target=target))
+            if request.text:
+                decision = decision._replace(target=next(target_words))
+            decisions.append(decision)
         return decisions
 
     def _find(
@@ -339,17 +335,16 @@ class Predictor:
         requests: Sequence[Request],
         decisions: Sequence[Decision],
         outputs: Sequence[R2SMOutput | None],
-        visible: Bool[np.ndarray, "H W"] | None,
+        all_visible: Bool[np.ndarray, "H W"] | None,
     ) -> tuple[list[Request], Bool[np.ndarray, "H W"] | None]:
         """Gives each request without a place those objects of a finder that its words choose.
 
-        Returns also the union of what shows of all objects: `visible`, and all that was found.
+        Returns also the union of what shows of all objects: `all_visible`, and all that was found.
         """
-        asked = [request.place is None for request in requests]
         pairs = zip(requests, decisions, strict=True)
         names = [decision.target or request.text for request, decision in pairs]
-        unique = list(dict.fromkeys(compress(names, asked)))
-        found = find_objects(finder, photo.pixels, unique, self.parts)
+        asked = compress(names, (request.place is None for request in requests))
+        found = find_objects(finder, photo.pixels, list(dict.fromkeys(asked)), self.parts)
         placed = []
         for request, name, output in zip(requests, names, outputs, strict=True):
             if request.place is None:
@@ -358,10 +353,11 @@ class Predictor:
                 request = request._replace(place=chosen)
             placed.append(request)
         shown = [outline.mask for outlines in found.values() for outline in outlines]
-        if visible is not None:
-            shown.append(visible)
-        # What lies beside a thing that was found alone is not known.
-        return placed, np.logical_or.reduce(shown) if len(shown) > 1 else visible
+        if all_visible is not None:
+            shown.append(all_visible)
+        # A single object has no known neighbours: `all_visible` stays None, so that the kind of its
+        # completion is `alone`.
+        return placed, np.logical_or.reduce(shown) if len(shown) > 1 else all_visible
 
     # Many images.
 
@@ -483,10 +479,10 @@ class Predictor:
         # The frame has a fixed size, so any image compiles the programs of all images.
         image = self.encode(np.zeros((size, size, 3), np.uint8))
         for num_queries in QUERY_BUCKETS:
-            self.predict(["anything"] * num_queries, mask_type="modal", image=image)
+            texts = ["anything"] * num_queries
+            self.predict(texts, mask_type="modal", image=image)
             if self.config.head in LEARNED_HEADS:
-                self.amodal_logits(["anything"] * num_queries)
-            self.targets(["anything"] * num_queries)
+                self.amodal_logits(texts)
         self.parts.warm_up(size)
 
     def _features(self, photos: Sequence[Photo]) -> ImageFeatures:

@@ -4,7 +4,7 @@ of it, clicks."""
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from r2sm_jax.data.mask_reader import is_number, list_masks, read_mask, read_union as read_union
+from r2sm_jax.data.mask_reader import is_number, list_masks, read_mask, read_union
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import Outline
@@ -24,7 +24,7 @@ class Request(NamedTuple):
     """What is asked about one object of an image."""
 
     text: str
-    """The sentence; empty where a place stands in its place."""
+    """The sentence; empty if only a place is given."""
     mask_type: str = "auto"
     """One of `MASK_TYPE_CHOICES`."""
     place: Place | None = None
@@ -80,6 +80,19 @@ def read_requests(
             check_query(text or "")
         requests.append(Request(text or "", mask_type, place))
     return requests
+
+
+def read_visible(masks: Any, size: tuple[int, int]) -> list[Mask]:
+    """Reads what shows of each object, as `Predictor.complete` takes it. Raises InputError as
+    `read_mask`."""
+    numbered = enumerate(list_masks(masks), start=1)
+    return [read_mask(mask, size, f"mask {number}") for number, mask in numbered]
+
+
+def read_others(others: Any, size: tuple[int, int]) -> Mask | None:
+    """Reads the union of what shows of all objects of an image; None where it is not known. Raises
+    InputError as `read_mask`."""
+    return None if others is None else read_union(others, size, "others")
 
 
 def _list_boxes(boxes: Iterable[Any]) -> list[Any]:

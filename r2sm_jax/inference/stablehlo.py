@@ -27,7 +27,7 @@ from scipy.special import expit
 
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.load import Run, fill_shapes, load
+from r2sm_jax.inference.load import Run, fill_shapes, load_run
 from r2sm_jax.inference.predictor import Photo, Predictor
 from r2sm_jax.language.encoder import abstract_text_encoder, load_text_encoder
 from r2sm_jax.models.hub import read_tensors
@@ -135,7 +135,7 @@ def write_functions(path: Path, functions: Mapping[str, bytes]) -> None:
 def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
     """Returns the largest differences between a run and its export, in a few lines.
 
-    Three programs predict: the run, the export as `load` opens it, and the export's
+    Three programs predict: the run, the export as `load_run` opens it, and the export's
     StableHLO in a new process that does not import this package.
 
     Args:
@@ -144,7 +144,7 @@ def verify(run: Run, folder: Path, samples: Sequence[Sample]) -> str:
     Raises InputError if the differences are larger than rounding explains, or the StableHLO does
     not run.
     """
-    exported = load(folder).predictor
+    exported = load_run(folder).predictor
     size = exported.config.vision.image_size
     photos, queries = [], []
     for number, sample in enumerate(samples):

@@ -44,8 +44,8 @@ class Calibration(NamedTuple):
     """Predicted IoUs below this are called unsure."""
     agreement_scale: Number = 0.0
     """Of clicks, around which several crops are read."""
+    # Of completions only:
     hidden_scale: Number = 1.0
-    """This and what follows: of completions."""
     hidden_shift: Number = 0.0
     added_scale: Number = 0.0
     kept_below: Number = 0.0

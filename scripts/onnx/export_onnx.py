@@ -31,7 +31,7 @@ from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.data.crops import CROP_EXTENT, MIN_CROP_SIDE
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.crop_models import VIEWS, MaskCompleter
-from r2sm_jax.inference.load import Run, load, load_part
+from r2sm_jax.inference.load import Run, load_part, load_run
 from r2sm_jax.language.encoder import load_text_encoder
 from r2sm_jax.language.tokenizer import pad_ids, write_tokenizer
 from r2sm_jax.models.efficientnet import depthwise_conv
@@ -208,7 +208,7 @@ def main(model: str, out: Path, completer: Path | None = None) -> None:
         out: Folder for the files.
         completer: Run of a completer, in place of the one that the model has.
     """
-    run = load(model)
+    run = load_run(model)
     completes = load_part(completer, "completer") if completer else run.predictor.parts.completer
     out.mkdir(parents=True, exist_ok=True)
     write_part(decide_part(run), out)
