@@ -122,11 +122,11 @@ class DecoderConfig:
     heads: int = 2
     mlp_dim: int = 384
     slots: int = 4
-    """Instance masks a query can have; at most `--data.instances`, which training fills them
-    from."""
+    """Instance masks a query can have. At most `--data.instances`, from which training takes their
+    targets."""
     fine_dim: int = 64
-    """Channels of the coarse pixel features, at half of the tokens' stride. The fine ones, at a
-    quarter of it, have `mask_dim`."""
+    """Channels of the coarse pixel features, in spite of its name, which old runs have stored; at
+    half of the tokens' stride. The fine ones, at a quarter of it, have `mask_dim`."""
     mask_dim: int = 64
     """Channels of the fine pixel features. A mask is the dot product of a kernel with these."""
     refine: bool = True
@@ -189,7 +189,8 @@ class TextConfig:
     layers: tuple[int, ...] = (2, 4, 6)
     """Hidden layers whose states are read; 0 = embeddings."""
     max_tokens: int = 64
-    """Longer queries are cut, with a warning, since words about the mask type often stand last."""
+    """Longer queries are cut. `predict` and `decide` warn of it, since words about the mask type
+    often stand last."""
     dim: int = 384
     """Width of the token states."""
 
@@ -261,8 +262,8 @@ class LossConfig:
     instance: float = 1.0
     """Masks of every instance, predicted from its own mean pixel feature."""
     dense: float = 3.0
-    """What every pixel predicts about its object: category, attributes, what is hidden behind it,
-    box."""
+    """What every pixel predicts about its object, each: category, every attribute, what is hidden
+    behind it, box."""
 
 
 @dataclass(frozen=True)

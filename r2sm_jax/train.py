@@ -132,8 +132,9 @@ def make_task(
 ) -> tuple[Task, dict[str, Any]]:
     """Makes what is trained. Returns also the hashes of what it reads.
 
-    `selecting`: the split that selects the best weights; `published`: whether the model starts from
-    the published weights that it names, else from random ones.
+    `selecting`: the split that selects the best weights; `published`: whether the model gets
+    its published weights and what is computed from the data; False where the caller puts the
+    weights of a run or a checkpoint in their place.
     """
     if config.train.part != "segmenter":
         part, make_evaluation = CROP_PARTS[config.train.part]

@@ -30,9 +30,10 @@ from r2sm_jax.language.tokenizer import NO_TOKEN
 BUFFERED_BATCHES = 2
 """Batches that each worker process has ready."""
 MAX_KEPT_BYTES = 4 << 30
-"""Prepared samples stay in memory up to this size, the workers' together; the others are prepared
-at each visit."""
+"""So many bytes of prepared samples stay in memory, of all workers together. Samples beyond that
+are prepared anew at each visit."""
 NUM_TYPE_SENTENCES = 9
+"""Sentences an image from which a mask-type head that reads words alone learns (the axis f)."""
 NUM_TEXT_ONLY = 6
 """How many of the `NUM_TYPE_SENTENCES` have no image, where there are such sentences."""
 
@@ -40,9 +41,10 @@ NUM_TEXT_ONLY = 6
 class Batch(NamedTuple):
     """Examples as arrays, of numpy until they lie on the devices. A single example has no axis b.
 
-    b = images, S = image size, h w = mask size, m = instances, k = queries, s = slots, t = tokens,
-    l = layers of the language model, e = their channels, f = `NUM_TYPE_SENTENCES`. The axes m, k
-    and f are padded; `query_mask` and `type_valid` say what is real.
+    b = images, S = image size, h w = mask size, m = instances, k = queries, s = slots, t = tokens
+    of a query, l = layers of the language model, e = their channels, f = `NUM_TYPE_SENTENCES`, u =
+    tokens of such a sentence. The axes m, k and f are padded; `query_mask` and `type_valid` say
+    what is real.
     """
 
     image: UInt8[Any, "*b S S 3"]
@@ -67,7 +69,7 @@ class Batch(NamedTuple):
     is_amodal: Bool[Any, "*b k"]
     """Whether the query asks for the amodal mask."""
     query_mask: Bool[Any, "*b k"]
-    """True for a query that counts, False for padding."""
+    """True for a query that is trained on; False for padding and for what `assemble` leaves out."""
     text: Int32[Any, "*b k t"] | Shaped[Any, "*b k t l e"]
     """Token ids, `NO_TOKEN` on padding. On the way to the devices
     `fill_in_states` (training/segmenter.py) puts the states of the language model in their place,
@@ -75,11 +77,11 @@ class Batch(NamedTuple):
     text_mask: Bool[Any, "*b k t"]
     """True for a token, False for padding."""
 
-    # What a mask-type head learns from that reads words alone; None for every other head.
-    type_text: Int32[Any, "*b f t"] | Shaped[Any, "*b f t l e"] | None = None
+    # For a mask-type head that reads words alone: what it learns from. None for every other head.
+    type_text: Int32[Any, "*b f u"] | Shaped[Any, "*b f u l e"] | None = None
     """As `text`, of some queries of the image and of sentences without an image."""
-    type_text_mask: Bool[Any, "*b f t"] | None = None
-    """Their tokens; some are hidden."""
+    type_text_mask: Bool[Any, "*b f u"] | None = None
+    """True for a token that the head sees: no padding, and not hidden by `--data.token-drop`."""
     type_is_amodal: Bool[Any, "*b f"] | None = None
     type_valid: Bool[Any, "*b f"] | None = None
     """True for a sentence, False for padding."""
@@ -186,8 +188,7 @@ class Examples:
             image=image,
             image_mask=prepared.image_mask,
             masks=select(prepared.masks),
-            # Padding has empty masks and the label -1, so no loss reads its `is_known`. It is True,
-            # so that `all` over the instances of a query passes over it.
+            # Padding has empty masks and the label -1, so no loss reads its `is_known`.
             is_known=select(prepared.is_known, fill=True),
             labels={name: select(numbers, fill=-1) for name, numbers in prepared.labels.items()},
             boxes=select(prepared.boxes),

@@ -38,7 +38,7 @@ PLACE_WORDS = (
     (r"bigg(?:er|est)|larg(?:er|est)", "area", 1),
     (r"small(?:er|est)", "area", -1),
 )
-"""Words that say which of several; the number of `place_evidence` that they speak of, and whether
+"""Words that say which of several; which column of `place_evidence` they are about, and whether
 they mean its largest or its smallest value."""
 SEVERAL_FROM = 1.2
 """The number of objects that the decoder expects from which on a sentence means several."""

@@ -248,12 +248,12 @@ class Outline(NamedTuple):
     iou: float
     """The predicted IoU of the mask with the true one; 1 of a given mask."""
     agreement: float = 0.5
-    """Of clicks: the mean IoU of the mask with those of the crops next to its own in size. The
-    answer is of a second look, and is compared with the mask of its own crop, too."""
+    """Of clicks: the mean IoU of the mask with those of the next larger and the next smaller crop.
+    The answer, which a second look draws, is also compared with the mask that it came from."""
     unsure_below: float = UNSURE_BELOW
     """An IoU below this is called unsure."""
     candidates: tuple["Outline", ...] = ()
-    """What else clicks may mean: the different masks of the other crops, the likeliest first."""
+    """What else clicks may mean: the different masks of the crops, the likeliest first."""
     completed_calibration: Calibration | None = None
     """For the score of the complete mask drawn from this outline; None if it is not fitted."""
     is_given: bool = False
@@ -299,9 +299,8 @@ class MaskOutliner(CropModel):
         scored = []
         for number, outline in [(chosen, found), *enumerate(outlines)]:
             near = outlines[max(0, number - 1) : number + 2]
-            if outline is not found and len(near) > 1:
-                # A candidate always agrees with its own crop. The answer is of a second look.
-                near = [other for other in near if other is not outline]
+            # A mask always agrees with itself. That of a second look is none of the `outlines`.
+            near = [other for other in near if other is not outline] or near
             ious = pairwise_iou([one.mask for one in (outline, *near)])[0, 1:]
             outline = outline._replace(agreement=float(ious.mean()))
             scored.append(self._calibrated(outline, "click"))

@@ -91,7 +91,8 @@ class Decision(NamedTuple):
     """Which mask a query asks for."""
 
     mask_type: MaskType | None
-    """None for the head `none`, which decides nothing, unless the caller forces a type."""
+    """Modal where there are no words. None for the head `none`, which decides nothing. What the
+    caller forces goes before both."""
     amodal_probability: float | None
     """Probability of amodal by the head, also where the caller forces a type; None where there are
     no words or the head decides nothing."""

@@ -52,6 +52,8 @@ class Parts(NamedTuple):
         """Raises InputError if a part is missing that must draw at a place."""
         if isinstance(place, Prompt):
             self.need("outliner")
+        # A given mask is the answer to a modal sentence as it is. What is left to say, its amodal
+        # mask and whether a part is hidden, the completer says.
         if isinstance(place, np.ndarray) or mask_type == "amodal":
             self.need("completer")
 
@@ -68,8 +70,8 @@ class Parts(NamedTuple):
         places: Sequence[Place],
         all_visible: Bool[np.ndarray, "H W"] | None,
     ) -> Iterator[list[Drawn]]:
-        """Yields the objects that are drawn at each place, for which `check` has found nothing
-        missing: one, or as many as a finder found.
+        """Yields for each place the list of its objects: one, or those of a finder that were
+        chosen. Call `check` first.
 
         `all_visible`: the union of what shows of all objects; None where it is not known.
         """
@@ -123,8 +125,8 @@ def judge(outline: Outline, completion: Completion) -> Completion:
     kind = outline.completed_calibration
     if kind is not None:
         return completion._replace(iou=float(kind.iou(iou)), unsure_below=float(kind.unsure_below))
-    # The product is below one of these exactly where the outline or the completion is below its own
-    # limit: the answer is unsure if one of the two is.
+    # Divide by one of the two IoUs: the product is below the first limit where the outline is below
+    # its own, and below the second where the completion is. So one of them makes the answer unsure.
     limits = outline.unsure_below * completion.iou, outline.iou * completion.unsure_below
     return completion._replace(iou=iou, unsure_below=max(limits))
 

@@ -128,7 +128,8 @@ def at_place(
     that a finder found and the sentence chose.
 
     If `drawn` is empty, the prediction is absent (presence 0); a box with an empty outline is not.
-    A visible mask that was given has no score as the answer; its confidence is its presence.
+    Where a given mask is itself the answer, `score` is None, and the confidence of its instance is
+    its presence alone.
 
     Args:
         size: height and width of the image.
@@ -144,7 +145,7 @@ def at_place(
             instances.append(InstanceMask(presence, confidence, answer.mask, visible, one.complete))
     instances.sort(key=lambda instance: -instance.presence)
     pairs = zip(outlines, answers, strict=True)
-    ious = [answer.iou for one, answer in pairs if not (one.is_given and answer is one)]
+    ious = [answer.iou for outline, answer in pairs if not (outline.is_given and answer is outline)]
     unsure_below = min((answer.unsure_below for answer in answers), default=0.0)
     if len(answers) > 1 and any(answer.iou < answer.unsure_below for answer in answers):
         # One unsure object makes the answer unsure, though the score is the mean of all.
@@ -169,7 +170,8 @@ def at_place(
 
 def name_hiders(predictions: Sequence[Prediction]) -> list[Prediction]:
     """Returns the predictions about one image, each with the query of the other one whose target
-    hides it: whose visible mask covers most of the hidden part, and at least half of it."""
+    hides it: whose visible mask covers at least half of the hidden part, and more of it than any
+    other's."""
     named = []
     for prediction in predictions:
         hidden = prediction.occluded

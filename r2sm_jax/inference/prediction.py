@@ -26,7 +26,7 @@ MASKS = ("mask", "modal", "amodal", "occluded")
 MAX_PICTURE = 4_000_000
 """Pixels of an overlay that is written. At 48 megapixels it would take 2 GB of memory."""
 PROBABLY_THERE = 0.5
-"""The presence from which an answer is not said to be absent."""
+"""A lower presence makes an answer absent if its masks are empty, and unsure if they are not."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
 
 
@@ -126,8 +126,8 @@ class Prediction:
     @property
     def is_absent(self) -> bool:
         """Whether nothing of the kind is seen in the image."""
-        # Masks are empty by another limit (`ModelConfig.presence_threshold`): those of something
-        # that is probably there can be empty, too.
+        # Another limit empties masks (`ModelConfig.presence_threshold`, as a probability 0.27).
+        # Above it, too, a mask can be empty.
         return self.presence < PROBABLY_THERE and not (self.amodal.any() or self.instances)
 
     @property

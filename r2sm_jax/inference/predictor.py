@@ -186,23 +186,23 @@ class Predictor:
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
-            masks: for each query what shows of its object, as `read_mask` reads it, or None. It is
-                the visible mask of the answer, and no hint.
+            masks: for each query what shows of its object, as `read_mask` reads it, or None. It
+                becomes the visible mask of the answer unchanged.
             boxes: for each query a box x0 y0 x1 y1 around what shows of its object, in pixels, or
                 None.
             points: for each query a list of clicks (x, y) or (x, y, is_positive), in pixels, or
                 None. A click that is not positive lies beside the object.
             others: what shows of all objects of the image, the queries' own or not: masks that say
                 where something can be hidden. None: they are not known.
-            finder: finds the things that the words of the other queries name (finders.py), of which
-                each sentence chooses. They are neighbours of each other.
+            finder: finds the things that the queries without a mask, box or clicks name
+                (finders.py); each sentence chooses of them. They are neighbours of each other.
 
         What is given for a single query may stand without a list around it.
 
         Raises InputError if there is no image, or it is one that another model encoded; as
-        `read_requests` and `find_objects`; if `others` are given and no place; if the run has an
-        oracle head and no mask type is forced; and if the model lacks the completer or the outliner
-        that is needed.
+        `read_requests` and `find_objects`; if `others` are given and neither a place nor a finder;
+        if the run has an oracle head and no mask type is forced; and if the model lacks the
+        completer or the outliner that is needed.
         """
         photo = self._photo(image)
         requests = read_requests(queries, photo.size, mask_type, masks, boxes, points)
@@ -307,15 +307,14 @@ class Predictor:
         decoded, else by the mask-type head on its words alone."""
         pairs = list(zip(requests, outputs, strict=True))
         texts = [request.text for request, output in pairs if output is None and request.text]
-        is_read = texts and self.config.head in LEARNED_HEADS
-        logits = iter(self.amodal_logits(texts) if is_read else ())
+        # Where no head learns, nothing reads the logit.
+        logits: dict[str, float] = dict.fromkeys(texts, 0.0)
+        if texts and self.config.head in LEARNED_HEADS:
+            logits = dict(zip(texts, map(float, self.amodal_logits(texts)), strict=True))
         target_words = iter(self.targets([request.text for request in requests if request.text]))
         decisions = []
         for request, output in pairs:
-            if output is not None:
-                logit = output.amodal_logit
-            else:
-                logit = next(logits, 0.0) if request.text else 0.0
+            logit = logits.get(request.text, 0.0) if output is None else output.amodal_logit
             decision = decide(
                 self.config.head,
                 request.text,

@@ -126,7 +126,7 @@ def read_prompt(box: Any, points: Iterable[Any], size: tuple[int, int], where: s
             x0, y0, x1, y1 = map(float, box)
         except (TypeError, ValueError):
             raise InputError(f"the box of {where} is {box}; give x0 y0 x1 y1 in pixels") from None
-        if max(x0, y0, x1, y1) <= 1:
+        if 0 < max(x0, y0, x1, y1) <= 1:
             raise InputError(f"the box of {where} has shares of the image's size; give pixels")
         box = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
         # Not `>=`, so that NaN is refused, too.

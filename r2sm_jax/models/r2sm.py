@@ -189,8 +189,8 @@ class R2SM(nnx.Module):
         if self.classifier is not None and image_features.classes is not None:
             evidence = self.classifier.presence_logit(image_features.classes, text, text_mask)
             presence = presence + jnp.where(is_fused, evidence[..., None], 0.0)
-        # Around the threshold of training, for which the decoder predicts IoUs. So a fitted shift
-        # of the threshold changes no score, and both are fitted to the same answers.
+        # Stability is measured before `mask_shift`, at the threshold of training, for which the
+        # decoder predicts IoUs. So fitting the shift changes no score.
         iou = calibration.iou(stable_iou(decoded.iou, masks))
         masks = masks - calibration.mask_shift
 

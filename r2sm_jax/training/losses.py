@@ -161,9 +161,9 @@ def query_losses(
         decoder.presence[:, :, 0], targets.is_present
     )
 
-    # The predicted IoU is that of the final masks, which refined kernels draw. No mask loss reads
-    # these masks: they average kernels that the losses of queries and slots train with those of
-    # `R2SM.instance_kernels`, which `instance_loss` trains.
+    # The predicted IoU is that of the final masks, which refined kernels draw. A refined kernel is
+    # the mean of two that are trained elsewhere: the decoder's, by the losses of queries and slots,
+    # and that of `R2SM.instance_kernels`, by `instance_loss`.
     refined = predict_masks(decoder.refined_kernels.fused, pixel_features)[:, :, 0]
     true_iou = mask_iou(refined, targets.queries.masks, pixel_weight, threshold)
     return {

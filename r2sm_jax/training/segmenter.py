@@ -125,8 +125,7 @@ def segmenter_task(
 
     `published`: whether the model gets its published weights and what is computed from the data
     before the first step (`start_from_published`); else all is random, for the weights of a run to
-    take its place. Raises InputError if published weights cannot be
-    read or do not fit.
+    take its place. Raises InputError if published weights cannot be read or do not fit.
     """
     model = build_model(config.model, rngs=nnx.Rngs(config.train.seed))
     print_parameters(model, data.texts)

@@ -26,10 +26,10 @@ class Loss(NamedTuple):
     """(batch, key) -> the model's inputs and their targets, arrays whose first axis is the batch.
     Weights among them are shares of the whole batch, not of a part."""
     losses: Callable[[Any, Any], Losses]
-    """(model, some rows of these) -> sums over these rows, which add up to the losses
-    of the batch."""
+    """(model, some rows of inputs and targets) -> the losses of these rows. Those of all parts add
+    up to the losses of the batch."""
     weights: Mapping[str, float]
-    """The weight of each loss in the total; 0 = it is logged alone."""
+    """The weight of each loss in the total; 0 = it is logged, but not trained."""
 
 
 class TrainState(NamedTuple):

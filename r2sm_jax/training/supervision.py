@@ -38,7 +38,8 @@ class MaskTargets(NamedTuple):
     masks: Float[Array, "*n 2 h w"]
     weight: Float[Array, "*n 2"]
     iou_weight: Float[Array, "*n 2"]
-    """That of the predicted IoU: its loss is one mean over modal and amodal masks."""
+    """The weight of the predicted IoU's loss: one mean over modal and amodal masks together, where
+    `weight` has a mean for each."""
 
 
 class PixelTargets(NamedTuple):
