@@ -174,7 +174,7 @@ def open_training(config: Config) -> Source:
     """Opens the training split of a run.
 
     For a segmenter, procedural sources write as many queries for each picture as a step asks about
-    it; of a file, `dev` is trained on too unless it selects the weights. Raises InputError if it
+    it; of a file, `dev` is part of training unless it selects the weights. Raises InputError if it
     cannot be read, or teaches nothing.
     """
     data = config.data

@@ -454,8 +454,11 @@ def test_a_box_of_an_instances_file_is_outlined_as_one_of_results(
     assert end.code == 0, end.err
     np.testing.assert_array_equal(masks.decode(completed_by_id()[31]["visible_mask"]), MUG)
     assert [prompt.box for prompt in prompts] == [(10, 10, 30, 40)]
+    score = completed_by_id()[31]["score"]
     end = command(main, "complete", "out.json", *flags(out="again.json"))
     assert end.code == 0 and len(prompts) == 1, end.err
+    again = {a["id"]: a for a in json.loads(Path("again.json").read_text())["annotations"]}
+    assert again[31]["score"] == score  # the outline is no surer than it was
 
 
 def test_a_region_to_ignore_keeps_its_box(place, command):

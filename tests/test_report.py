@@ -17,7 +17,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, write_records
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.compare import compare_reports
-from r2sm_jax.evaluation.counts import overlap_of_rows, read_tables
+from r2sm_jax.evaluation.counts import overlap_of_rows, read_tables, write_tables
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.page import (
     example_rows,
@@ -240,6 +240,8 @@ def test_queries_are_read_back_as_written_and_compared_by_their_ids(scored, repo
     (read_back,) = read_tables(reports / "b" / "queries.csv").values()
     for name in set(rows.dtype.names) - {"detections"}:
         np.testing.assert_array_equal(read_back[name], rows[name], name)
+    write_tables(tmp_path / "two.csv", {"a split without a scored query": rows[:0], "val": rows})
+    assert list(read_tables(tmp_path / "two.csv")) == ["val"]
 
     turned = shutil.copytree(reports / "b", tmp_path / "b")
     header, *lines = (turned / "queries.csv").read_text().splitlines(keepends=True)

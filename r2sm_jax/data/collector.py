@@ -1,9 +1,9 @@
 """What readers of annotation files find: records that cannot be used, and what else is odd.
 
 A reader is a generator that wraps each record in `Collector.record`. A KeyError, ValueError or
-InputError there leaves the record out, and lists it with its file and id. Who reads judges the
-list: `data check` refuses any bad record, others more than a share of them; a strict collector
-raises the first.
+InputError there leaves the record out, and lists it with its file and id. The caller decides how
+many are too many: `data check` refuses any, others more than a share; a strict collector raises the
+first.
 """
 
 import sys

@@ -48,7 +48,7 @@ SENTENCES = {
 }
 """What can be wrong with the masks of an object."""
 MEANS_NOTHING_ALONE = ("unseen", "hidden", "inverted")
-"""Objects that are wholly hidden, or fill their image, exist; but most objects are not so."""
+"""Single objects may be wholly hidden or fill their image. It is told only if most are so."""
 
 
 class Contradiction(NamedTuple):

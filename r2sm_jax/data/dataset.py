@@ -369,8 +369,8 @@ def make_instance(
     # An object without a visible mask of its own is fully visible. It has either mask.
     modal = modal or amodal
     assert modal is not None
-    # Of an ignored region with `segmentation` alone, as `to_records` writes it, that mask is what
-    # shows, and the complete one is not known.
+    # `to_records` stores the visible mask of an ignored region as `segmentation`, without
+    # `occlude_rate`: the complete one is not known.
     if ignore and rles[1] is None and annotation.occlude_rate is None:
         amodal = None
     return Instance(annotation.id, category, modal, amodal, annotation.words, ignore, fields)

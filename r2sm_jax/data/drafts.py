@@ -25,8 +25,8 @@ OF_MACHINE = ("score", "hidden_probability")
 
 
 def is_of_people(instance: Instance[RLE]) -> bool:
-    """Whether people drew or changed the complete mask of an object: it is not the one that the
-    machine drew, or no machine did and it is larger than what shows."""
+    """Whether people drew or changed the complete mask of an object: its hash is not the stated
+    one; or none is stated, something shows, and it is larger than that."""
     if instance.amodal is None or instance.ignore:
         return False
     stated = instance.fields.get(COMPLETED_BY)

@@ -69,7 +69,8 @@ class Annotation(msgspec.Struct, gc=False):
         crop: bool = False,
         names: Sequence[str] = MASK_FIELDS,
     ) -> tuple[RLE | None, RLE | None]:
-        """Decodes both `MASK_FIELDS` of an image of this size; None for one that is not given.
+        """Returns the complete and the visible mask, in this order, as RLEs of an image of this
+        size; None for one that is not given.
 
         `crop` cuts RLEs that are larger than the image, as some of D2SA's. Raises ValueError for a
         damaged one, by the name that it has in its file.

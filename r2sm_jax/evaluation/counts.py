@@ -36,8 +36,7 @@ ROW = np.dtype(
         # with it than with any other object.
         ("rivals", float),
         ("right_object", float),
-        # Numbers of pixels, without those of ignored regions. Axes are true mask types, or the
-        # type of a mask of the system and then the true one.
+        # Numbers of pixels, without those of ignored regions. The last axis is the true mask type.
         ("predicted", float),  # of the answer
         ("shared", float, 2),  # of the answer with each true mask
         ("truth", float, 2),
@@ -163,6 +162,8 @@ def write_tables(path: Path, tables: Mapping[str, Rows]) -> None:
         names = [cell for cells in STORED.values() for cell in cells]
         writer.writerow(["split", *names, *DERIVED])
         for split, rows in tables.items():
+            if not len(rows):
+                continue
             columns = [rows[name].reshape(len(rows), -1) for name in STORED]
             columns += [overlap_of_rows(rows)[:, [3, 0, 1]], occluded_overlap(rows)[:, :2]]
             for cells in zip(*(column.tolist() for column in columns), strict=True):

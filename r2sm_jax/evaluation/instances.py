@@ -124,11 +124,11 @@ def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | N
     """AP and AR of what is hidden by at least 15, 25 and 40 %, over queries in the order of their
     ids.
 
-    As in VRSP and AISFormer (detectron2/data/amodal_datasets/pycocotools): COCO's figures by area,
-    with the visible share in the place of the area, of the truth as of the detections. So a
-    detection without a match counts as wrong only if its own `occlude_rate` is that high. Objects
-    whose complete shape is not annotated are ignored. AP is None for a system that does not tell
-    how much of its detections is hidden.
+    As in VRSP and AISFormer (detectron2/data/amodal_datasets/pycocotools): COCO's ranges of area
+    are used for the visible share, of the truth as of the detections; 0 to 0.85 is what is hidden
+    by 15 % or more. So a detection without a match counts as wrong only if its own `occlude_rate` is
+    that high. Objects whose complete shape is not annotated are ignored. AP is None for a system
+    that does not tell how much of its detections is hidden.
     """
     by_share = []
     for query in queries:

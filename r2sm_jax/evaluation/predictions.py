@@ -145,7 +145,7 @@ def to_answer(entries: Sequence[Entry], truth: QueryTruth) -> Answer:
     instances = [entry for entry in entries if not entry.fused] or fused
     answers = fused or [entry for entry in instances if entry.present]
     both = None
-    if _value(answers, "modal") is not None:
+    if _value(entries, "modal") is not None:
         both = Pair(_merged(answers, "modal", truth), _merged(answers, "amodal", truth))
     detections = []
     for entry in instances:

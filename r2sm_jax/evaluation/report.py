@@ -57,8 +57,7 @@ AREA_BINS = {"small": 32**2, "medium": 96**2, "large": 1e10}
 """Upper edges of the bins by area of the target in pixels, as in COCO."""
 
 PRESENCE_SPLITS = ("all", "val", "val_absent")
-"""Whose queries together say how well presence is known. In the other splits names are new, or
-hard."""
+"""Splits that are pooled for the figures of presence. Others have new names or hard wordings."""
 FOUND = (0.95, 0.90)
 """The shares of what is there that are found where refusals are compared."""
 

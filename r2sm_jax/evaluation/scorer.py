@@ -93,8 +93,10 @@ class QueryTruth(NamedTuple):
     def _is_ignored(self) -> bool:
         """Whether all targets are regions to ignore, or each pixel of the requested mask lies in
         one. Then an empty answer would be right."""
-        if self.ignored is None or not self.instances:
-            return not self.instances
+        if not self.instances:
+            return True
+        if self.ignored is None:
+            return False
         in_ignored = masks.intersect(self.requested, self.ignored)
         area, ignored_area = masks.areas([self.requested, in_ignored])
         return 0 < area == ignored_area

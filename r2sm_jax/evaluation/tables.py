@@ -180,9 +180,10 @@ def report_tables(report: Figures, *, brief: bool = False) -> list[Table]:
     splits = report["splits"]
     # Systems that give one mask have no reference with another decision.
     references = {}
-    for name, scores in next(iter(splits.values()))["references"].items():
-        if scores["giou"] is not None:
-            references[name.replace("_", " ")] = f"references/{name}"
+    for figures in splits.values():
+        for name, scores in figures["references"].items():
+            if scores["giou"] is not None:
+                references[name.replace("_", " ")] = f"references/{name}"
     kinds = []
     for name, breakdown in by_group(splits, "breakdowns"):
         kinds += [(f"{name}: {group}", figures) for group, figures in breakdown.items()]

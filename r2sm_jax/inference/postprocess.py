@@ -106,7 +106,7 @@ def by_words(
         instances=tuple(instances),
         absent_slots=tuple(absent_slots),
         mask_logits=mask_logits,
-        # In double precision, since the scorer computes the logit again from this probability.
+        # In double precision, since calibration computes the logit again from this probability.
         presence=float(expit(np.float64(output.presence[0]))),
         unread=unread,
         # Without a decision (the head `none`) both masks are the same one.

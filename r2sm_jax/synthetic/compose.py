@@ -50,7 +50,7 @@ MIN_VISIBLE_AREA = 0.0006  # below it an object is ignored, as beyond `MAX_OCCLU
 COLOUR_JITTER = 0.3  # largest relative change of brightness, contrast and saturation in training
 NUM_QUERIES_PER_ABSENT = 4  # in training, one query of so many has no target
 LIKELY_ABSENT_SHARE = 0.6  # of these, what often stands beside what is there
-MAX_REPEATS = 4  # of a photo in a pass of training; one with three objects more comes once more
+MAX_REPEATS = 4  # a photo comes 1 + objects // 3 times in a pass of training, at most so often
 
 
 class ComposeSource(ProceduralSource):

@@ -39,8 +39,8 @@ from r2sm_jax.synthetic.scenes.paint import Sprite
 DEV_AND_VAL_SHARE = 0.25
 VAL_SHARE = 0.15
 FEW_PHOTOS = 40
-"""Of fewer, a hash may leave dev or val no photo, or one, over which no object of another photo can
-be laid. Each then has at least two, of fewer than eight photos one."""
+"""Of fewer photos a hash may leave dev or val none, or one, which has no other photo to take
+objects from. So each gets at least two, or one of fewer than eight photos."""
 
 LISTS_OF_LVIS = {"neg_category_ids", "not_exhaustive_category_ids"}
 """Fields of an image that say which classes are not on it, and which are marked in part. Nothing is
@@ -167,7 +167,7 @@ class Photos:
         """`images`: the folder of the photos of a single file, if they are not beside it. `crowds`
         says what `iscrowd` 1 marks.
 
-        Raises InputError for another kind of file than COCO instances, and a missing folder.
+        Raises InputError for another kind of file than COCO's, and a missing folder.
         """
         if isinstance(paths, str | PathLike):
             paths = [paths]

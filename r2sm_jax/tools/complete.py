@@ -31,7 +31,7 @@ from r2sm_jax.progress import show_progress
 from r2sm_jax.tools.complete_image import complete_image, is_box
 
 HIDDEN_FROM = 0.01
-"""Share of the complete mask: less than this is the rounding of two masks."""
+"""Hidden share from which on the summary counts an object as larger. Less is rounding."""
 
 
 def complete(

@@ -37,9 +37,8 @@ def complete_image(
     """Completes the objects of one image, and says which object hides which.
 
     What shows in a box is outlined first, and `visible_score` is the predicted IoU of that; a box
-    in which nothing is found goes. Crowds and ignored regions stay as they are, and so do complete
-    masks that people drew or changed; both can hide others. So do objects of which nothing shows,
-    which hide nothing.
+    in which nothing is found goes. Crowds, ignored regions, complete masks that people drew or
+    changed, and objects of which nothing shows stay as they are. All but the last can hide others.
     """
     # The scores of outlines by id, without masks: these wait in `instances` as RLEs, since a photo
     # can have a thousand objects.
@@ -60,7 +59,9 @@ def complete_image(
         mask = masks.expand(instance.modal)
         if instance.id in outlines:
             return outlines[instance.id]._replace(mask=mask)
-        return parts.outline(pixels, mask)
+        # A mask that an earlier call drew from a box is no surer than it was then.
+        iou = float(instance.fields.get("visible_score", 1.0))
+        return parts.outline(pixels, mask)._replace(iou=iou)
 
     visible = {instance.id: instance.modal for instance in instances}
     others = None
@@ -72,7 +73,7 @@ def complete_image(
     for instance, completion in zip(objects, completions, strict=True):
         amodal = masks.encode(completion.mask)
         fields = dict(instance.fields)
-        # In a draft, which says what hides what, it is the completer's own.
+        # A score beside `occluded_by` is of an earlier completion, not of the source.
         if "score" in fields and "occluded_by" not in fields:
             fields["source_score"] = fields["score"]
         fields |= {

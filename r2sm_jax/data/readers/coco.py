@@ -54,8 +54,8 @@ def read_coco(
     """Reads the annotations of each image of a COCO file, in the order of its images.
 
     Ids are kept. Images with annotations must lie in `images_dir`, and have the size that the file
-    states. Without `images_dir` images are looked for as `image_folders` says. There, or where
-    images `may_be_missing`, one that is missing is no fault if the file states its size. Records
+    states. Without `images_dir` images are looked for as `image_folders` says. Then, and if
+    `may_be_missing`, a missing image is no fault if the file states its size. Records
     that cannot be used are left to `collector`; without one the first is an InputError. Raises
     InputError for a file that is not of the kind, or whose masks are exchanged, inverted or of
     other objects.
@@ -151,7 +151,8 @@ def _read_instance(
 
     ignore = annotation.is_ignored(options.crowds_are_objects)
     instance = make_instance(annotation, rles, category, ignore, fields)
-    # Drawn from its box just now; a draft that is read again has the field already.
+    # `decode_annotation` has added the field just now. If the record had it, the mask is an outline
+    # of an earlier call, and no rectangle.
     is_box = DRAWN_FROM in fields and DRAWN_FROM not in record
     if is_box:
         assert annotation.bbox is not None  # the mask was drawn from it
@@ -192,7 +193,7 @@ def locate(
 
     Its file is read if it must exist and is needed, or if its size is not stated. Raises ValueError
     for a name outside of the folder or a file that is not there, and InputError for one of another
-    size. If masks are cropped, the size of the file counts.
+    size. If masks are cropped, the size of the image file counts, where it is read.
     """
     size = None
     if image.height is not None and image.width is not None:

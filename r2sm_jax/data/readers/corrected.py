@@ -114,7 +114,7 @@ def correct_object(old: Instance[RLE], new: Instance[RLE]) -> Instance[RLE]:
     """An object of the draft as people left it: masks whose edge alone is another stay."""
     complete = settle(new.complete, old.complete)
     modal = old.modal
-    # A file may state both masks; without the visible one both are one object.
+    # Where a file states no visible mask, `make_instance` has put the complete one in its place.
     if new.amodal is not None and new.modal is not new.amodal:
         modal = settle(new.modal, modal)
     if complete is not old.complete and modal is old.modal:

@@ -45,9 +45,9 @@ STATED_ANEW = {*AMODAL_FIELDS, *BOTH_MASKS, *Annotation.__struct_fields__} - {
     "isStuff",
     COMPLETED_BY,
 }
-"""Fields of an annotation that a new file states anew; all others are kept."""
+"""Fields of an annotation that `to_records` computes. All others are copied."""
 OF_IMAGE = {"id", "file_name", "file_names", "height", "width"}
-"""Fields of an image that a new file states anew."""
+"""Fields of an image that `to_records` computes."""
 NAMELESS = f"objects of a category without a name are called {NO_NAME!r}"
 DRAWN_FROM = "visible_mask_from"
 """Field of an object that has no mask: what its mask is drawn from."""
