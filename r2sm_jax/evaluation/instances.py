@@ -126,8 +126,8 @@ def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | N
 
     As in VRSP and AISFormer (detectron2/data/amodal_datasets/pycocotools): COCO's ranges of area
     are used for the visible share, of the truth as of the detections; 0 to 0.85 is what is hidden
-    by 15 % or more. So a detection without a match counts as wrong only if its own `occlude_rate` is
-    that high. Objects whose complete shape is not annotated are ignored. AP is None for a system
+    by 15 % or more. So a detection without a match counts as wrong only if its own `occlude_rate`
+    is that high. Objects whose complete shape is not annotated are ignored. AP is None for a system
     that does not tell how much of its detections is hidden.
     """
     by_share = []
