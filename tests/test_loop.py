@@ -98,12 +98,13 @@ def test_a_signal_saves_and_ends_and_what_was_learned_can_be_used(
     run = tmp_path / "run"
     rare = ("--train.checkpoint-every", 100, "--train.evaluate-every", 100)
     flags = with_flags(tiny_flags, *rare)
+    before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
         end = command(train.main, *flags, "--run", run)
     assert end.code == 0 and "SIGTERM" in end.out and f"--resume --run {run}" in end.out
     assert steps(run) == [2] and (run / "model.safetensors").exists()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_crop_model_is_scored_beside_rules_and_stored(runs):

@@ -1,6 +1,7 @@
 """What saves memory and must not change the step: batches in parts, and blocks computed anew."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
