@@ -400,7 +400,7 @@ def test_a_finder_beside_a_place_is_refused(refused, tmp_path):
 
 
 @pytest.mark.slow
-def test_true_boxes_of_the_class_give_a_giou_of_three_quarters():
+def test_true_boxes_of_the_class_give_most_of_the_giou():
     """gIoU of the released model on composed photos, if a finder gives the true boxes of the class
     that is meant. Run with -s, it prints the figures of docs/results.md."""
     photos = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data"), "photos_coco")
@@ -436,4 +436,5 @@ def test_true_boxes_of_the_class_give_a_giou_of_three_quarters():
     figures = {kind: np.mean(values) for kind, values in ious.items()}
     giou = np.mean(np.concatenate(list(ious.values())))
     print(f"gIoU {giou:.3f}", {kind: (len(ious[kind]), round(figures[kind], 3)) for kind in ious})
-    assert giou > 0.75 and figures["one of several"] > 0.55 and figures["several"] > 0.75
+    # Since 29 November half of the sentences choose one of several: .747 in place of .789.
+    assert giou > 0.73 and figures["one of several"] > 0.6 and figures["several"] > 0.75
