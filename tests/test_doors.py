@@ -178,7 +178,20 @@ def test_files_that_add_no_photo_are_refused(place):
     for name, content in (("file.json", good()), ("empty.json", good() | {"annotations": []})):
         (place / "photos" / name).write_text(json.dumps(content))
     file, empty = place / "photos" / "file.json", place / "photos" / "empty.json"
-    with pytest.raises(InputError, match="given twice"):
-        Photos([file, file])
+    other = place / "photos" / "other.json"
+    other.write_text(json.dumps(good()))
+    with pytest.raises(InputError, match=r"/file\.json: this file is given twice"):
+        Photos([other, file, file])
     with pytest.raises(InputError, match=r"empty\.json: it has no annotations"):
         Photos([file, empty])
+
+
+def test_what_is_odd_in_many_files_is_said_once(place, capsys):
+    odd = good()
+    odd["annotations"][0]["iscrowd"] = 1
+    files = [place / "photos" / f"{number}.json" for number in range(20)]
+    for file in files:
+        file.write_text(json.dumps(odd))
+    for _ in ("train", "dev"):
+        Photos(files)
+    assert capsys.readouterr().err.count("are ignored in") == 20

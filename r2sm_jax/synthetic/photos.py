@@ -111,7 +111,7 @@ class PhotoFile:
     """The classes that are marked wherever they are, so that others are known to be absent."""
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)  # more than a run has files: each split goes through all of them
 def read_file(
     path: Path, images: str | PathLike[str] | None, crowds: Crowds, changed: int
 ) -> PhotoFile:
@@ -176,8 +176,10 @@ class Photos:
                 f"--images {images}: of several files, each has its photos beside it or in "
                 "images/ beside it; leave the folder out"
             )
-        if len({Path(path).resolve() for path in paths}) < len(paths):
-            raise InputError(f"{paths[0]}: a file is given twice; give each once")
+        resolved = [Path(path).resolve() for path in paths]
+        for path, real_path in zip(paths, resolved, strict=True):
+            if resolved.count(real_path) > 1:
+                raise InputError(f"{path}: this file is given twice; give it once")
         self.name = ",".join(map(str, paths))
         self.files: list[PhotoFile] = []
         for path in map(Path, paths):
