@@ -158,7 +158,7 @@ def test_a_dead_process_ends_the_others(tiny_flags, tmp_path):
 
 @pytest.mark.usefixtures("steps_alone")
 def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(
-    tiny_run, tiny_flags, tmp_path, command
+    tiny_flags, tmp_path, command
 ):
     """The second process alone gets the signal, in step 1; all learn of it two steps later. One
     process then reads the checkpoint, whose arrays they wrote in parts."""
@@ -177,14 +177,18 @@ def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(
     assert [first.code, *(end.code for end in others)] == [0] * 4, [first, *others]
     assert "continue with " in first.out
     assert not any("step" in end.out + end.err for end in others)
-    assert_losses_equal(run, tiny_run, [1, 2, 3])
-    one, four = arrays(tiny_run, 3), arrays(run, 3)
+    # In four parts, which are added as those of the processes are. On some CPUs another order moves
+    # the gradient norm of step 3 by 3e-4: rounding turns the sign of an L1 loss.
+    whole = tmp_path / "whole"
+    assert command(main, *with_flags(tiny_flags, "--run", whole, "--train.accumulate", 4)).code == 0
+    assert_losses_equal(run, whole, [1, 2, 3])
+    one, four = arrays(whole, 3), arrays(run, 3)
     assert one.keys() == four.keys()
     for name, array in four.items():
         np.testing.assert_allclose(array, one[name], rtol=1e-3, atol=1e-4, err_msg=name)
     end = command(main, "--resume", "--run", run, "--distributed.fsdp", 1)
     assert end.code == 0 and "resumed at step 3" in end.out, end.err
-    assert_losses_equal(run, tiny_run, [1, 2, 3, 4])
+    assert_losses_equal(run, whole, [1, 2, 3, 4])
 
 
 def test_a_run_names_its_devices_and_a_gpu_that_it_does_not_use(tmp_path, monkeypatch):
