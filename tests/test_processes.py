@@ -177,8 +177,8 @@ def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(
     assert [first.code, *(end.code for end in others)] == [0] * 4, [first, *others]
     assert "continue with " in first.out
     assert not any("step" in end.out + end.err for end in others)
-    # In four parts, which are added as those of the processes are. On some CPUs another order moves
-    # the gradient norm of step 3 by 3e-4: rounding turns the sign of an L1 loss.
+    # In four parts, as the processes have them: on some CPUs one process that adds them in another
+    # order is itself 3e-4 off in the gradient norm of step 3.
     whole = tmp_path / "whole"
     assert command(main, *with_flags(tiny_flags, "--run", whole, "--train.accumulate", 4)).code == 0
     assert_losses_equal(run, whole, [1, 2, 3])

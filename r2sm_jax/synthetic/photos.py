@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from itertools import permutations
 from os import PathLike
@@ -111,7 +111,7 @@ class PhotoFile:
     """The classes that are marked wherever they are, so that others are known to be absent."""
 
 
-@lru_cache(maxsize=64)  # more than a run has files: each split goes through all of them
+@cache
 def read_file(
     path: Path, images: str | PathLike[str] | None, crowds: Crowds, changed: int
 ) -> PhotoFile:
