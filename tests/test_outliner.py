@@ -6,6 +6,8 @@ import pytest
 from flax import nnx
 from tiny_crops import OUTLINER as SIZES, disc, trained
 
+from r2sm_jax.data import masks
+from r2sm_jax.data.crops import CropWindow
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.completion import prompt_figures
 from r2sm_jax.evaluation.crop_selection import fit_outliner
@@ -22,6 +24,7 @@ from r2sm_jax.training.outliner import (
     outline_losses,
     positive_clicks,
     random_prompt,
+    shown_share,
 )
 from r2sm_jax.training.step import total_loss
 
@@ -55,25 +58,43 @@ def test_prompts_of_all_kinds_are_drawn_and_examples_show_what_they_mean():
     kinds = set()
     for _ in range(40):
         for example in cut_prompt_examples(disc_picture(rng), 32, rng):
-            assert example.shape == (32, 32, 8) and example[..., 7].any()
+            assert example.shape == (32, 32, 9) and example[..., 7].any()
             kinds.add((bool(example[..., 4].any()), bool(example[..., 5].any())))
             bright = example[..., 0][example[..., 7] == 255]
             assert not bright.size or bright.min() >= 100
     assert kinds == {(True, False), (True, True), (False, True)}
 
 
+def test_crops_around_clicks_also_show_parts_of_an_object_and_say_how_much():
+    rng = np.random.default_rng(0)
+    visible = disc(300, 400, 150, 200, 90)
+    image = np.zeros((300, 400, 3), np.uint8)
+    sample = Sample(1, "a.png", image, (Instance(1, "ball", visible, visible),), ())
+    examples = [example for _ in range(60) for example in cut_prompt_examples(sample, 32, rng)]
+    shares = [int(example[0, 0, 8]) for example in examples]
+    assert max(shares) == 255 and min(shares) < 100
+
+    x0, y0, x1, y1 = masks.box(visible)
+    assert shown_share(CropWindow(x0, y0, x1 - x0), visible) == 1
+    quarter = CropWindow((x0 + x1) // 2, (y0 + y1) // 2, 200)
+    assert shown_share(quarter, visible) == pytest.approx(0.25, abs=0.01)
+
+
 def test_the_loss_of_outlines_falls_with_a_better_mask_and_a_better_predicted_iou():
     target = jnp.asarray(disc(16, 16, 8, 8, 5), jnp.float32)[None]
     good, bad = 8 * (target - 0.5), 8 * (jnp.roll(target, 6, axis=2) - 0.5)
 
-    def losses_of(logits, iou, target):
-        targets = OutlineTargets(jnp.zeros((1, 32, 32, 7)), target, object_weight(target > 0.5))
+    def losses_of(logits, iou, target, shown_share=1.0):
+        crops, shares = jnp.zeros((1, 32, 32, 7)), jnp.full(len(target), shown_share)
+        targets = OutlineTargets(crops, target, shares, object_weight(target > 0.5))
         losses = outline_losses(CropOutput(logits, iou, None), targets)
         return float(total_loss(losses, LOSS_WEIGHTS)), losses
 
     loss_of_good, losses = losses_of(good, jnp.ones(1), target)
     assert losses["iou"] == 1 and loss_of_good < losses_of(bad, jnp.ones(1), target)[0]
     assert loss_of_good < losses_of(good, jnp.zeros(1), target)[0]
+    # Where the crop shows a quarter of the object, no mask has more than a quarter of it.
+    assert losses_of(good, jnp.ones(1), target, 0.25)[1]["iou"] == pytest.approx(0.25)
     # An example without an object counts nothing.
     padded = [jnp.concatenate([x, jnp.zeros_like(x)]) for x in (good, jnp.ones(1), target)]
     assert losses_of(*padded)[0] == pytest.approx(loss_of_good, rel=1e-5)

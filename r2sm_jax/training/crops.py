@@ -114,10 +114,16 @@ def object_weight(target: Bool[Array, "m h w"]) -> Float[Array, " m"]:
     return has_object / jnp.maximum(has_object.sum(), 1)
 
 
-def true_iou(answer: Bool[Array, "m h w"], target: Bool[Array, "m h w"]) -> Float[Array, " m"]:
-    """Computes the IoU of each mask, for the head that predicts it."""
+def true_iou(
+    answer: Bool[Array, "m h w"],
+    target: Bool[Array, "m h w"],
+    beyond: Float[Array, " m"] | float = 0.0,
+) -> Float[Array, " m"]:
+    """Computes the IoU of each mask, for the head that predicts it. `beyond`: cells of the target
+    that lie beyond the crop, which no answer has."""
     overlap = (answer & target).sum((1, 2))
-    return overlap / jnp.maximum((answer | target).sum((1, 2)), 1)
+    union = (answer | target).sum((1, 2)) + beyond
+    return overlap / jnp.maximum(union, 1)
 
 
 # The task

@@ -41,7 +41,10 @@ ROUGH_BOX = 2.5
 SIZE_NOISE = 0.15  # of the crop around a box, in the logarithm
 MORE_CLICKS_SHARE = 0.3  # of the examples with clicks have two or three
 NEGATIVE_SHARE = 0.3  # of the examples with clicks have one or two beside the object
-CLICK_EXTENT = (1.15, 7.0)  # side of the crop around clicks, of the longer side of the object
+CLICK_EXTENT = (0.35, 7.0)
+"""Side of the crop around clicks, of the longer side of the object. Clicks do not say how large the
+object is, so some of the crops that are read show a part of it. Training on such crops teaches the
+predicted IoU to be low there."""
 CLICK_SHIFT = 0.12  # by which that crop is moved, of its side, each way
 AREA_FLOOR = 1 / 30  # of the mask's cells: bounds the cross-entropy of tiny objects
 
@@ -62,8 +65,9 @@ def cut_prompt_examples(
         prompt = random_prompt(visible, rng)
         window = prompt_window(prompt, visible, rng)
         crop = cut_prompt_crop(sample.image, window, size, prompt)
-        target = window.cut(visible, size)
-        yield np.concatenate([crop, target[..., None]], axis=2)
+        target = window.cut(visible, size)[..., None]
+        share = np.full_like(target, math.ceil(255 * shown_share(window, visible)))
+        yield np.concatenate([crop, target, share], axis=2)
 
 
 def random_prompt(visible: Mask, rng: np.random.Generator) -> Prompt:
@@ -131,11 +135,17 @@ def prompt_window(prompt: Prompt, visible: Mask, rng: np.random.Generator) -> Cr
     length = max(x1 - x0, y1 - y0)
     smallest, largest = CLICK_EXTENT
     side = length * math.exp(rng.uniform(math.log(smallest), math.log(largest)))
-    whole = max(smallest * length, WHOLE_EXTENT * max(height, width))
-    side = max(MIN_WINDOW_SIDE, int(min(side, whole)))
+    side = max(MIN_WINDOW_SIDE, int(min(side, WHOLE_EXTENT * max(height, width))))
     shift_x, shift_y = rng.uniform(-CLICK_SHIFT, CLICK_SHIFT, 2) * side
     first = prompt.clicks[0]
     return window_at(first.x + shift_x, first.y + shift_y, side, height, width)
+
+
+def shown_share(window: CropWindow, visible: Mask) -> float:
+    """Computes the share of a mask's area that a window shows."""
+    rows = slice(max(0, window.y), window.y + window.side)
+    columns = slice(max(0, window.x), window.x + window.side)
+    return masks.area(visible[rows, columns]) / masks.area(visible)
 
 
 # Losses
@@ -147,15 +157,18 @@ class OutlineTargets(NamedTuple):
     crops: Float[Array, "m s s c"]
     visible: Float[Array, "m _s _s"]
     """At half of the crop's resolution; 0 or 1."""
+    shown_share: Float[Array, " m"]
+    """Of the object's visible area that the crop shows."""
     weight: Float[Array, " m"]
 
 
-def vary_outline(planes: UInt8[Array, "m s s 8"], key: Key[Array, ""]) -> OutlineTargets:
+def vary_outline(planes: UInt8[Array, "m s s 9"], key: Key[Array, ""]) -> OutlineTargets:
     """Varies examples."""
     planes = vary(planes, jax.random.split(key, 3))
     shares = reduce(planes[..., NUM_CHANNELS] / 255, "m (h p) (w q) -> m h w", "mean", p=2, q=2)
     visible = (shares > 0.5).astype(jnp.float32)
-    return OutlineTargets(planes[..., :NUM_CHANNELS], visible, object_weight(visible > 0.5))
+    shown = planes[:, 0, 0, NUM_CHANNELS + 1] / 255
+    return OutlineTargets(planes[..., :NUM_CHANNELS], visible, shown, object_weight(visible > 0.5))
 
 
 def outliner_losses(outliner: CropUNet, targets: OutlineTargets) -> Losses:
@@ -165,7 +178,7 @@ def outliner_losses(outliner: CropUNet, targets: OutlineTargets) -> Losses:
 
 def outline_losses(output: CropOutput, targets: OutlineTargets) -> Losses:
     """Compares answers with visible masks: cross-entropy, soft IoU, and the squared error of the
-    predicted IoU. `iou` is that of the answers."""
+    predicted IoU. `iou` is that of the answers with whole objects, also beyond the crops."""
     logits, target = output.mask_logits, targets.visible
     area = target.sum((1, 2))
     entropy = optax.sigmoid_binary_cross_entropy(logits, target).sum((1, 2))
@@ -176,7 +189,8 @@ def outline_losses(output: CropOutput, targets: OutlineTargets) -> Losses:
     union = (probability + target - probability * target).sum((1, 2))
     soft_iou = (intersection + 1) / (union + 1)
 
-    iou = true_iou(logits > 0, target > 0.5)
+    beyond = area * (1 / targets.shown_share - 1)
+    iou = true_iou(logits > 0, target > 0.5, beyond)
     of_objects = {
         "entropy": entropy,
         "soft_iou_error": 1 - soft_iou,
