@@ -152,7 +152,7 @@ def test_one_process_stops_and_two_go_on(tiny_run, tiny_flags, tmp_path, command
 def test_a_dead_process_ends_the_others(tiny_flags, tmp_path):
     flags = with_flags(tiny_flags, "--run", tmp_path / "run", "--train.evaluate-every", 100)
     first, second = run_processes(2, "r2sm_jax.train", *flags, code=signal_at(1, 2, signal.SIGKILL))
-    assert second.code == -signal.SIGKILL
+    assert second.code == -signal.SIGKILL, first.err + second.err
     assert first.code not in (0, None)
 
 

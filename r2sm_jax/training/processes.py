@@ -30,8 +30,6 @@ AXES = ("data", "fsdp")
 LARGE_BYTES = 4 << 20
 """Smaller arrays are whole on every device: to collect their parts would take longer than it saves
 memory."""
-HEARTBEAT_SECONDS = 30
-"""A process that says nothing for so long is lost, and the others end."""
 SHUTDOWN_SECONDS = 600
 """The first process may write its report for so long after the others are done."""
 LAUNCHERS = {"SLURM_STEP_NODELIST": "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
@@ -109,7 +107,6 @@ def _connect(config: ProcessConfig) -> None:
         *flags,
         local_device_ids=list(range(config.local_devices)) or None,
         cluster_detection_method=None if config.detect else "deactivate",
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=SHUTDOWN_SECONDS,
     )
 
