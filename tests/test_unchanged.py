@@ -38,12 +38,12 @@ QUERIES = {
 }
 TEXT_ONLY_QUERIES = "3f1e7ff4a40448d7"
 LOSSES = {
-    "loss": [94.86829376220703, 90.76844787597656, 73.02279663085938],
-    "modal": [6.165524959564209, 6.107831954956055, 6.001776695251465],
-    "amodal": [6.31330680847168, 6.024631500244141, 6.169240951538086],
-    "type": [0.7643755674362183, 1.0150636434555054, 0.7592431306838989],
-    "instance": [11.63784122467041, 11.513440132141113, 11.380022048950195],
-    "slots": [11.761589050292969, 11.952861785888672, 11.71958065032959],
+    "loss": [94.86827850341797, 90.93605041503906, 89.54261779785156],
+    "modal": [6.165524959564209, 6.150328159332275, 6.133720874786377],
+    "amodal": [6.31330680847168, 6.292141437530518, 6.292186260223389],
+    "type": [0.764375627040863, 0.7578262686729431, 0.7677206993103027],
+    "instance": [11.63784122467041, 11.639616966247559, 11.599618911743164],
+    "slots": [11.761588096618652, 11.99268627166748, 11.899152755737305],
 }
 
 
@@ -129,8 +129,12 @@ def test_sentences_about_anything_are_the_same():
 @pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_the_first_losses_of_the_default_are_the_same(bert_folder, tmp_path):
-    """AdamW, two halves a batch, float32 products: the default but for the optimizer and the
-    language model, which is tiny."""
+    """AdamW, two halves a batch, float32 products: the default but for the optimizer, its rate and
+    the language model, which is tiny.
+
+    After a step at the default rate, processors with other vector units disagree by 2e-5: their
+    gradients differ by 1e-5 of their size, and the loss is steep there. At a hundredth of that rate
+    they agree to 3e-7, and the loss still falls by a twentieth."""
     default = Config()
     text = replace(default.model.text, name=str(bert_folder), layers=(1, 2), dim=32)
     config = replace(
@@ -138,7 +142,7 @@ def test_the_first_losses_of_the_default_are_the_same(bert_folder, tmp_path):
         run=str(tmp_path / "run"),
         model=replace(default.model, text=text),
         data=replace(default.data, scenes=32, text_only_queries=64),
-        optimizer=replace(default.optimizer, name="adamw"),
+        optimizer=replace(default.optimizer, name="adamw", learning_rate=1e-5),
         train=replace(
             default.train,
             steps=3,
