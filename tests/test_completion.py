@@ -18,6 +18,7 @@ from r2sm_jax.evaluation.completion import (
     score_completion,
     score_object,
 )
+from r2sm_jax.inference.crop_models import Completion
 from r2sm_jax.query import Query
 
 
@@ -109,3 +110,15 @@ def test_the_order_of_hidden_and_other_objects_is_scored():
         for share, probability in zip(shares, probabilities, strict=True)
     ]
     assert completion_figures(scores)["hidden_auc"] == 3.5 / 4
+
+
+def test_the_probability_of_a_hidden_part_is_held_against_what_was_added():
+    visible, truth = rectangle(60, 80, 10, 10, 50, 40), rectangle(60, 80, 10, 10, 60, 40)
+    completions = [
+        Completion(mask, 1.0, probability, 0.0)
+        for mask, probability in ((truth, 0.9), (truth, 0.4), (visible, 0.1))
+    ]
+    scores = [score_object(visible, truth, completion) for completion in completions]
+    assert [score.added_share for score in scores] == pytest.approx([0.2, 0.2, 0])
+    says_hidden = completion_figures(scores)["says_hidden"]
+    assert says_hidden == {"much_added": 0.5, "little_added": 0}

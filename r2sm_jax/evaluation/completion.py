@@ -29,6 +29,8 @@ PROMPTED_OBJECTS = 8
 """Most objects that are asked for in one image, evenly chosen."""
 PROMPTED_IMAGES = 25
 """Most images of a split in which objects are, evenly chosen: a click takes a fifth of a second."""
+MUCH_ADDED = 0.1
+"""Share of its answer that a completer added, from which on `hidden_probability` should say so."""
 FiguresByName = dict[str, dict[str, Any]]
 """The figures of each method or kind of prompt."""
 Method = Callable[[np.ndarray, Sequence[Mask], Mask | None], Sequence[Mask] | Sequence[Completion]]
@@ -57,6 +59,8 @@ class ObjectScore(NamedTuple):
     """Of the whole answer; None from a method that predicts none."""
     hidden_probability: float | None = None
     """As predicted; None as well."""
+    added_share: float = 0.0
+    """Share of the answer that was added to the visible mask, from 0 to 1."""
 
     @property
     def is_hidden(self) -> bool:
@@ -73,7 +77,10 @@ def score_object(visible: Mask, truth: Mask, answer: Mask | Completion) -> Objec
     mask = mask | visible
     hidden_share = masks.occlude_rate(visible, truth)
     occluded_iou = iou(mask & ~visible, truth & ~visible)
-    return ObjectScore(iou(mask, truth), occluded_iou, hidden_share, *scores)
+    added_share = masks.occlude_rate(visible, mask)
+    return ObjectScore(
+        iou(mask, truth), occluded_iou, hidden_share, *scores, added_share=added_share
+    )
 
 
 class ObjectMasks(NamedTuple):
@@ -122,7 +129,8 @@ def score_completion(methods: Mapping[str, Method], samples: Iterable[Sample]) -
 
 def completion_figures(scores: Sequence[ObjectScore]) -> dict[str, Any]:
     """Computes means over the hidden objects, and over those that nothing hides; of all of them the
-    mean error of the predicted IoU, and the AUC of the probability that a part is hidden."""
+    mean error of the predicted IoU, the AUC of the probability that a part is hidden, and how often
+    that is above 0.5 where much was added, and elsewhere."""
     hidden = [score for score in scores if score.is_hidden]
     rest = [score for score in scores if not score.is_hidden]
     figures: dict[str, Any] = {
@@ -148,6 +156,14 @@ def completion_figures(scores: Sequence[ObjectScore]) -> dict[str, Any]:
     figures["hidden_auc"] = None
     if errors and hidden and rest:
         figures["hidden_auc"] = area_under_curve(of_hidden, of_rest)
+    says_hidden: dict[bool, list[bool]] = {True: [], False: []}
+    for score in scores:
+        if score.hidden_probability is not None:
+            says_hidden[score.added_share >= MUCH_ADDED].append(score.hidden_probability > 0.5)
+    figures["says_hidden"] = {
+        "much_added": mean(says_hidden[True]),
+        "little_added": mean(says_hidden[False]),
+    }
     return figures
 
 

@@ -1,0 +1,104 @@
+"""Figures of a model on photographs with nothing laid over them, which no command shows:
+`python scripts/plain_photos.py photos-small --data compose:A.json,B.json [--images DIR]`.
+
+    sentences   those that `evaluate` writes about the photos of `val`
+    "the CLASS" the visible masks of all objects of a class, asked for by its name
+    box, click  the visible mask of one object, as in `evaluate` (docs/metrics.md)
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+import r2sm_jax
+from r2sm_jax.cli import cli_main, parse_flags
+from r2sm_jax.config import DataConfig
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Sample, Source
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluation.completion import iou, prompt_figures
+from r2sm_jax.evaluation.evaluator import evaluate_source
+from r2sm_jax.evaluation.iou import interval, mean_ratio
+from r2sm_jax.evaluation.report import split_figures
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.sources import open_split
+from r2sm_jax.synthetic.compose import ComposeSource
+from r2sm_jax.synthetic.photos import Photo, PhotoObject
+
+
+@dataclass
+class PlainPhotosConfig:
+    """Measures a model on photographs as they are."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Run folder, export or released model."""
+    data: str
+    """compose:FILE, of one or more files with commas."""
+    images: str | None = None
+    """Folder of the photos; default: beside each file."""
+    photos: int = 150
+    """Photos of val, evenly chosen."""
+
+
+def main() -> None:
+    """Command line."""
+    args = parse_flags(PlainPhotosConfig, sys.argv[1:], prog="scripts/plain_photos.py")
+    predictor = r2sm_jax.load(args.model)
+    size = predictor.config.vision.image_size
+    data = DataConfig(args.data, images=args.images)
+    source = open_split(data, "val", size=size, count=None)
+    if not isinstance(source, ComposeSource):
+        raise InputError(f"--data {args.data}: give photos with masks, as compose:FILE")
+    source.paster.paste = paste_nothing
+    chosen = np.linspace(0, len(source) - 1, min(args.photos, len(source)))
+    photos = source.subset(chosen.round().astype(int).tolist())
+    print(json.dumps(figures_of(predictor, photos), indent=1))
+
+
+def paste_nothing(rng: np.random.Generator, photo: Photo, index: int) -> list[PhotoObject]:
+    """Takes the place of `Paster.paste`: the photo stays as it is."""
+    return []
+
+
+def figures_of(predictor: Predictor, photos: Source) -> dict[str, Any]:
+    """Computes all figures."""
+    of_split = split_figures(evaluate_source(predictor, photos).rows)
+    of_all = of_split["all"]
+    figures = {
+        "photos": len(photos),
+        "sentences": {name: of_all[name] for name in ("queries", "giou", "right_object")},
+        "intervals": {name: of_all["interval"][name] for name in ("giou", "right_object")},
+        "by class": of_split["breakdowns"]["class"],
+        '"the CLASS"': class_figures(predictor, (photos[index] for index in range(len(photos)))),
+    }
+    outliner = predictor.parts.outliner
+    if outliner is not None:
+        figures |= prompt_figures(outliner, (photos[index] for index in range(len(photos))))
+    return figures
+
+
+def class_figures(predictor: Predictor, samples: Iterable[Sample]) -> dict[str, Any]:
+    """Computes the mean IoU of "the CLASS" with the union of all objects of the class, and its
+    interval by photo."""
+    numbers, ious = [], []
+    for number, sample in enumerate(samples):
+        classes: dict[str, list[masks.Mask]] = {}
+        for instance in sample.instances:
+            if not instance.ignore:
+                classes.setdefault(instance.category, []).append(instance.modal)
+        texts = [f"the {name}" for name in classes]
+        predictions = predictor.predict(texts, mask_type="modal", image=sample.image)
+        for prediction, visible in zip(predictions, classes.values(), strict=True):
+            numbers.append(number)
+            ious.append(iou(prediction.mask, masks.union(visible, sample.image.shape[:2])))
+    bounds = interval(np.array(numbers), mean_ratio(np.array(ious)))
+    return {"names": len(ious), "iou": float(np.mean(ious)), "interval": bounds}
+
+
+if __name__ == "__main__":
+    cli_main(main)
