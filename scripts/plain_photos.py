@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import tyro
@@ -21,12 +21,12 @@ from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.completion import iou, prompt_figures
+from r2sm_jax.evaluation.completion import iou, prompt_figures, scored_objects
 from r2sm_jax.evaluation.evaluator import evaluate_source
 from r2sm_jax.evaluation.iou import interval, mean_ratio
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.sources import open_split
+from r2sm_jax.sources import SourceSpec, open_split
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.photos import Photo, PhotoObject
 
@@ -49,15 +49,19 @@ def main() -> None:
     """Command line."""
     args = parse_flags(PlainPhotosConfig, sys.argv[1:], prog="scripts/plain_photos.py")
     predictor = r2sm_jax.load(args.model)
-    size = predictor.config.vision.image_size
     data = DataConfig(args.data, images=args.images)
-    source = open_split(data, "val", size=size, count=None)
-    if not isinstance(source, ComposeSource):
-        raise InputError(f"--data {args.data}: give photos with masks, as compose:FILE")
-    source.paster.paste = paste_nothing
-    chosen = np.linspace(0, len(source) - 1, min(args.photos, len(source)))
-    photos = source.subset(chosen.round().astype(int).tolist())
+    photos = open_photos(data, predictor.config.vision.image_size, args.photos)
     print(json.dumps(figures_of(predictor, photos), indent=1))
+
+
+def open_photos(data: DataConfig, size: int, count: int) -> Source:
+    """Opens photos of `val`, at most `count` of them. Raises InputError for another source."""
+    if SourceSpec.parse(data.source).kind != "compose":
+        raise InputError(f"--data {data.source}: give photos with masks, as compose:FILE")
+    source = cast(ComposeSource, open_split(data, "val", size=size, count=None))
+    source.paster.paste = paste_nothing
+    chosen = np.linspace(0, len(source) - 1, min(count, len(source)))
+    return source.subset(chosen.round().astype(int).tolist())
 
 
 def paste_nothing(rng: np.random.Generator, photo: Photo, index: int) -> list[PhotoObject]:
@@ -69,17 +73,29 @@ def figures_of(predictor: Predictor, photos: Source) -> dict[str, Any]:
     """Computes all figures."""
     of_split = split_figures(evaluate_source(predictor, photos).rows)
     of_all = of_split["all"]
+    samples = [photos[index] for index in range(len(photos))]
     figures = {
         "photos": len(photos),
         "sentences": {name: of_all[name] for name in ("queries", "giou", "right_object")},
         "intervals": {name: of_all["interval"][name] for name in ("giou", "right_object")},
         "by class": of_split["breakdowns"]["class"],
-        '"the CLASS"': class_figures(predictor, (photos[index] for index in range(len(photos)))),
+        '"the CLASS"': class_figures(predictor, samples),
     }
     outliner = predictor.parts.outliner
     if outliner is not None:
-        figures |= prompt_figures(outliner, (photos[index] for index in range(len(photos))))
+        figures["the filled box"] = filled_box_iou(samples)
+        figures |= prompt_figures(outliner, samples)
     return figures
+
+
+def filled_box_iou(samples: Iterable[Sample]) -> float:
+    """Computes the mean IoU of the box around each object, filled, with what shows of it."""
+    ious = []
+    for sample in samples:
+        for instance in scored_objects(sample):
+            x0, y0, x1, y1 = masks.box(instance.modal)
+            ious.append(masks.area(instance.modal) / ((x1 - x0) * (y1 - y0)))
+    return float(np.mean(ious))
 
 
 def class_figures(predictor: Predictor, samples: Iterable[Sample]) -> dict[str, Any]:
