@@ -1,9 +1,9 @@
 """Figures of a model on photographs with nothing laid over them, which no command shows:
 `python scripts/plain_photos.py photos-small --data compose:A.json,B.json [--images DIR]`.
 
-    sentences   those that `evaluate` writes about the photos of `val`
-    "the CLASS" the visible masks of all objects of a class, asked for by its name
-    box, click  the visible mask of one object, as in `evaluate` (docs/metrics.md)
+    sentences    written about each photo, as `evaluate` writes them about composed ones
+    class_names  "the CLASS": what shows of all objects of a class
+    box, click   what shows of one object, as in `evaluate` (docs/metrics.md)
 """
 
 import json
@@ -23,12 +23,13 @@ from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import iou, prompt_figures, scored_objects
 from r2sm_jax.evaluation.evaluator import evaluate_source
-from r2sm_jax.evaluation.iou import interval, mean_ratio
+from r2sm_jax.evaluation.iou import interval, mean, mean_ratio
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.sources import SourceSpec, open_split
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.photos import Photo, PhotoObject
+from r2sm_jax.synthetic.queries.nouns import display_name
 
 
 @dataclass
@@ -48,6 +49,8 @@ class PlainPhotosConfig:
 def main() -> None:
     """Command line."""
     args = parse_flags(PlainPhotosConfig, sys.argv[1:], prog="scripts/plain_photos.py")
+    if args.photos < 1:
+        raise InputError(f"--photos {args.photos}: give 1 or more")
     predictor = r2sm_jax.load(args.model)
     data = DataConfig(args.data, images=args.images)
     photos = open_photos(data, predictor.config.vision.image_size, args.photos)
@@ -77,43 +80,45 @@ def figures_of(predictor: Predictor, photos: Source) -> dict[str, Any]:
     figures = {
         "photos": len(photos),
         "sentences": {name: of_all[name] for name in ("queries", "giou", "right_object")},
-        "intervals": {name: of_all["interval"][name] for name in ("giou", "right_object")},
-        "by class": of_split["breakdowns"]["class"],
-        '"the CLASS"': class_figures(predictor, samples),
+        "interval": {name: of_all["interval"][name] for name in ("giou", "right_object")},
+        "class": of_split["breakdowns"].get("class"),
+        "class_names": class_figures(predictor, samples),
     }
     outliner = predictor.parts.outliner
     if outliner is not None:
-        figures["the filled box"] = filled_box_iou(samples)
+        figures["filled_box"] = filled_box_iou(samples)
         figures |= prompt_figures(outliner, samples)
     return figures
 
 
-def filled_box_iou(samples: Iterable[Sample]) -> float:
+def filled_box_iou(samples: Iterable[Sample]) -> float | None:
     """Computes the mean IoU of the box around each object, filled, with what shows of it."""
     ious = []
     for sample in samples:
         for instance in scored_objects(sample):
             x0, y0, x1, y1 = masks.box(instance.modal)
             ious.append(masks.area(instance.modal) / ((x1 - x0) * (y1 - y0)))
-    return float(np.mean(ious))
+    return mean(ious)
 
 
 def class_figures(predictor: Predictor, samples: Iterable[Sample]) -> dict[str, Any]:
-    """Computes the mean IoU of "the CLASS" with the union of all objects of the class, and its
-    interval by photo."""
+    """Computes the mean IoU of "the CLASS" with what shows of all objects of the class, outside of
+    ignored regions, and its interval by photo."""
     numbers, ious = [], []
     for number, sample in enumerate(samples):
-        classes: dict[str, list[masks.Mask]] = {}
+        size = sample.image.shape[:2]
+        counted = ~masks.union((i.modal for i in sample.instances if i.ignore), size)
+        visible: dict[str, list[masks.Mask]] = {}
         for instance in sample.instances:
             if not instance.ignore:
-                classes.setdefault(instance.category, []).append(instance.modal)
-        texts = [f"the {name}" for name in classes]
-        predictions = predictor.predict(texts, mask_type="modal", image=sample.image)
-        for prediction, visible in zip(predictions, classes.values(), strict=True):
+                visible.setdefault(display_name(instance.category), []).append(instance.modal)
+        texts = [f"the {name}" for name in visible]
+        answers = predictor.predict(texts, mask_type="modal", image=sample.image)
+        for answer, of_class in zip(answers, visible.values(), strict=True):
             numbers.append(number)
-            ious.append(iou(prediction.mask, masks.union(visible, sample.image.shape[:2])))
+            ious.append(iou(answer.mask & counted, masks.union(of_class, size) & counted))
     bounds = interval(np.array(numbers), mean_ratio(np.array(ious)))
-    return {"names": len(ious), "iou": float(np.mean(ious)), "interval": bounds}
+    return {"names": len(ious), "iou": mean(ious), "interval": bounds}
 
 
 if __name__ == "__main__":

@@ -113,12 +113,15 @@ def test_the_order_of_hidden_and_other_objects_is_scored():
 
 
 def test_the_probability_of_a_hidden_part_is_held_against_what_was_added():
-    visible, truth = rectangle(60, 80, 10, 10, 50, 40), rectangle(60, 80, 10, 10, 60, 40)
-    completions = [
-        Completion(mask, 1.0, probability, 0.0)
-        for mask, probability in ((truth, 0.9), (truth, 0.4), (visible, 0.1))
+    visible = rectangle(60, 80, 0, 10, 45, 40)
+    above, below, much = (rectangle(60, 80, 0, 10, x1, 40) for x1 in (51, 49, 60))
+    answers = (above, 0.9), (much, 0.4), (below, 0.6), (visible, 0.1)
+    scores = [
+        score_object(visible, much, Completion(mask, 1.0, probability, 0.0))
+        for mask, probability in answers
     ]
-    scores = [score_object(visible, truth, completion) for completion in completions]
-    assert [score.added_share for score in scores] == pytest.approx([0.2, 0.2, 0])
+    assert [score.answer_added for score in scores] == pytest.approx([6 / 51, 0.25, 4 / 49, 0])
     says_hidden = completion_figures(scores)["says_hidden"]
-    assert says_hidden == {"much_added": 0.5, "little_added": 0}
+    assert says_hidden == {"much_added": 0.5, "little_added": 0.5}
+    hull = completion_figures([score_object(visible, much, much)])
+    assert hull["says_hidden"] == {"much_added": None, "little_added": None}

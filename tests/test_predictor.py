@@ -401,16 +401,6 @@ def test_a_score_is_of_the_mask_that_is_asked_for_and_unsure_by_the_limit_of_its
     assert not prompted.predict([MODAL], masks=[MUG])[0].is_unsure
 
 
-def test_a_word_of_place_size_or_order_makes_an_answer_of_words_alone_unsure(prompted):
-    """Words alone draw another of several, or all of them, and are sure of it."""
-    plain = ["the red mug", "the mug in the middle of the table"]
-    choosing = ["the left mug", "the mug that is larger", "the second mug", "the mug at the back"]
-    assert all(answer.unsure_below < 1 for answer in prompted.predict(plain))
-    assert all(answer.unsure_below == 1 for answer in prompted.predict(choosing))
-    (pointed,) = prompted.predict(["the left mug"], boxes=[(10, 10, 30, 40)])
-    assert pointed.unsure_below < 1
-
-
 def test_a_completed_outline_has_a_limit_of_its_own():
     """The product of both IoUs is no IoU of an outline: unsure is what is unsure in one of both,
     unless a limit is fitted to the product."""

@@ -30,7 +30,7 @@ PROMPTED_OBJECTS = 8
 PROMPTED_IMAGES = 25
 """Most images of a split in which objects are, evenly chosen: a click takes a fifth of a second."""
 MUCH_ADDED = 0.1
-"""Share of its answer that a completer added, from which on `hidden_probability` should say so."""
+"""`ObjectScore.answer_added` from which on `hidden_probability` should be above 0.5."""
 FiguresByName = dict[str, dict[str, Any]]
 """The figures of each method or kind of prompt."""
 Method = Callable[[np.ndarray, Sequence[Mask], Mask | None], Sequence[Mask] | Sequence[Completion]]
@@ -59,7 +59,7 @@ class ObjectScore(NamedTuple):
     """Of the whole answer; None from a method that predicts none."""
     hidden_probability: float | None = None
     """As predicted; None as well."""
-    added_share: float = 0.0
+    answer_added: float = 0.0
     """Share of the answer that was added to the visible mask, from 0 to 1."""
 
     @property
@@ -77,9 +77,9 @@ def score_object(visible: Mask, truth: Mask, answer: Mask | Completion) -> Objec
     mask = mask | visible
     hidden_share = masks.occlude_rate(visible, truth)
     occluded_iou = iou(mask & ~visible, truth & ~visible)
-    added_share = masks.occlude_rate(visible, mask)
+    answer_added = masks.occlude_rate(visible, mask)
     return ObjectScore(
-        iou(mask, truth), occluded_iou, hidden_share, *scores, added_share=added_share
+        iou(mask, truth), occluded_iou, hidden_share, *scores, answer_added=answer_added
     )
 
 
@@ -159,7 +159,7 @@ def completion_figures(scores: Sequence[ObjectScore]) -> dict[str, Any]:
     says_hidden: dict[bool, list[bool]] = {True: [], False: []}
     for score in scores:
         if score.hidden_probability is not None:
-            says_hidden[score.added_share >= MUCH_ADDED].append(score.hidden_probability > 0.5)
+            says_hidden[score.answer_added >= MUCH_ADDED].append(score.hidden_probability > 0.5)
     figures["says_hidden"] = {
         "much_added": mean(says_hidden[True]),
         "little_added": mean(says_hidden[False]),

@@ -40,21 +40,10 @@ PLACE_WORDS = (
 )
 """Words that say which of several; which column of `place_evidence` they are about, and whether
 they mean its largest or its smallest value."""
-ORDER_WORDS = (
-    r"second|third|fourth|fifth|middle(?! of)|between",
-    r"(?:near|clos|farth|furth)est|(?:at|in) the (?:back|front|foreground|background)",
-)
-"""Words that say which of several, too, though no column is about them."""
 SEVERAL_FROM = 1.2
 """The number of objects that the decoder expects from which on a sentence means several."""
 NOT_FAR_BELOW = 0.5
 """Where several are meant, the share of the largest sum that the others must have."""
-
-
-def chooses(text: str) -> bool:
-    """Whether a sentence says by place, size or order which of several it means."""
-    patterns = (*(words for words, *_ in PLACE_WORDS), *ORDER_WORDS)
-    return any(re.search(rf"\b(?:{words})\b", text, re.IGNORECASE) for words in patterns)
 
 
 def find_objects(

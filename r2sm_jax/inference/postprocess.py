@@ -19,7 +19,6 @@ from scipy.special import expit
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.inference.choose import chooses
 from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.parts import Drawn
 from r2sm_jax.inference.prediction import AbsentSlot, Candidate, InstanceMask, Prediction
@@ -111,8 +110,7 @@ def by_words(
         unread=unread,
         # Without a decision (the head `none`) both masks are the same one.
         has_both_masks=decision.amodal_probability is not None,
-        # Words alone seldom find the left one of two, however good the mask is (docs/predict.md).
-        unsure_below=1.0 if chooses(query) else float(calibration.unsure_below),
+        unsure_below=float(calibration.unsure_below),
     )
 
 
